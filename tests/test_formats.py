@@ -118,19 +118,15 @@ def test_compare(kept):
     assert not Path("all/studies").exists()  # nothing was run again
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "--resume", "--out", "finished"],
-        ["run", "--resume", "--out", "interrupted"],
-        ["audit", "finished"],
-        ["predict", "finished", "images.npz"],
-        ["ledger", "finished"],
-        ["forgetting", "finished"],
-        ["compare", "finished/study.toml", "--methods", "cwt", "--seeds", "1", "--out", "."],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [
+    ["run", "--resume", "--out", "finished"],
+    ["run", "--resume", "--out", "interrupted"],
+    ["audit", "finished"],
+    ["predict", "finished", "images.npz"],
+    ["ledger", "finished"],
+    ["forgetting", "finished"],
+    ["compare", "finished/study.toml", "--methods", "cwt", "--seeds", "1", "--out", "."],
+], ids=" ".join)  # fmt: skip
 def test_every_command_refuses_a_newer_run_folder_with_the_cure(arguments, tmp_path, monkeypatch, capsys):
     shutil.copytree(KEPT, tmp_path / "kept")
     monkeypatch.chdir(tmp_path / "kept")

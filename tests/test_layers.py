@@ -67,16 +67,13 @@ def test_imports_point_downwards(room):
     assert {str(path.relative_to(PACKAGE)): names for path, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from polyclinic.methods import METHODS",
-        "import polyclinic.cli.app",
-        "def f():\n    from polyclinic.runner.run.run import run",
-        "if TYPE_CHECKING:\n    from polyclinic.study import Study",
-        "from polyclinic import run",
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "from polyclinic.methods import METHODS",
+    "import polyclinic.cli.app",
+    "def f():\n    from polyclinic.runner.run.run import run",
+    "if TYPE_CHECKING:\n    from polyclinic.study import Study",
+    "from polyclinic import run",
+])  # fmt: skip
 def test_an_upward_import_is_found(source):
     assert upward(source, "data")
 

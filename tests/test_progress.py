@@ -30,15 +30,12 @@ def test_nothing_is_told_where_nobody_listens_and_the_end_is_always_told(monkeyp
     assert told == [("work", 1, 5), ("work", 5, 5)]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "done", "total", "words"),
-    [
-        (10, 1, 5, "about 40 s left"),
-        (60, 2, 22, "about 10 min left"),
-        (3, 5, 5, "about 0 s left"),
-        (95, 1, 200, "time left not known yet"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "done", "total", "words"), [
+    (10, 1, 5, "about 40 s left"),
+    (60, 2, 22, "about 10 min left"),
+    (3, 5, 5, "about 0 s left"),
+    (95, 1, 200, "time left not known yet"),
+])  # fmt: skip
 def test_the_time_left_follows_from_what_is_done(seconds, done, total, words):
     assert time_left(seconds, done, total) == words
 

@@ -120,23 +120,20 @@ def test_a_plugin_module_may_be_an_entry_point_as_well(site_packages):
     assert METHODS.origin("mine") == "plug-in first_package"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x = 1", "has none of the dicts METHODS"),
-        ("1 / 0", "cannot be loaded: ZeroDivisionError"),
-        ("METHODS = {'mine': 3}", "'mine' in methods is no subclass of Method"),
-        ("from polyclinic import FedAvg\nMETHODS = {'cwt': FedAvg}", "'cwt' in methods is taken already"),
-        ("def f(:", "cannot be loaded: SyntaxError"),
-        ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3"),
-        ("SOURCE = {}\nMETHODS = {}", "has a dict SOURCE; did you mean SOURCES?"),
-        ("ATTACKS = [1]", "must be a dict"),
-        ("METHODS = {3: 4}", "is no text"),
-        ("class Mine: pass\nATTACKS = {'mine': Mine}", "'mine' in attacks is no subclass of Attack; derive it"),
-        ("from polyclinic import FedAvg\nMETHODS = {'other': FedAvg}", "'other' in methods calls itself 'fedavg'"),
-        ("from polyclinic import Source\nclass S(Source): pass\nSOURCES = {'s': S}", "'s' in sources lacks load"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("x = 1", "has none of the dicts METHODS"),
+    ("1 / 0", "cannot be loaded: ZeroDivisionError"),
+    ("METHODS = {'mine': 3}", "'mine' in methods is no subclass of Method"),
+    ("from polyclinic import FedAvg\nMETHODS = {'cwt': FedAvg}", "'cwt' in methods is taken already"),
+    ("def f(:", "cannot be loaded: SyntaxError"),
+    ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3"),
+    ("SOURCE = {}\nMETHODS = {}", "has a dict SOURCE; did you mean SOURCES?"),
+    ("ATTACKS = [1]", "must be a dict"),
+    ("METHODS = {3: 4}", "is no text"),
+    ("class Mine: pass\nATTACKS = {'mine': Mine}", "'mine' in attacks is no subclass of Attack; derive it"),
+    ("from polyclinic import FedAvg\nMETHODS = {'other': FedAvg}", "'other' in methods calls itself 'fedavg'"),
+    ("from polyclinic import Source\nclass S(Source): pass\nSOURCES = {'s': S}", "'s' in sources lacks load"),
+])  # fmt: skip
 def test_mistakes_in_a_plugin_are_one_sentence(tmp_path, text, words):
     file = tmp_path / "mine.py"
     file.write_text(text)

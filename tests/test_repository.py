@@ -128,19 +128,16 @@ def test_no_code_comes_in_as_data(path):
     assert {problem for problem in found if (place, problem) not in ALLOWED} == set()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pickle",
-        "from pickle import loads",
-        "eval('1')",
-        "import os\nos.system('ls')",
-        "torch.load('a')",
-        "torch.load('a', weights_only=False)",
-        "np.load('a', mmap_mode='r')",
-        "subprocess.run('ls', shell=True)",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import pickle",
+    "from pickle import loads",
+    "eval('1')",
+    "import os\nos.system('ls')",
+    "torch.load('a')",
+    "torch.load('a', weights_only=False)",
+    "np.load('a', mmap_mode='r')",
+    "subprocess.run('ls', shell=True)",
+])  # fmt: skip
 def test_code_that_comes_in_as_data_is_found(code):
     assert list(problems_in(ast.parse(code)))
 

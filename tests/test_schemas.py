@@ -25,23 +25,20 @@ def test_every_schema_is_one_and_is_listed_here():
         validator(name).check_schema(validator(name).schema)
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value"),
-    [
-        ("result", "seed", "0"),
-        ("result", "weights_sha256", "abc"),
-        ("result", "metrics.test.accuracy", "high"),
-        ("result", "metrics.per_site.site-1", [1]),
-        ("result", "communication.by_kind.weights", -1),
-        ("result", "privacy", {"epsilon": 3.0}),
-        ("ledger_line", "bytes", 1.5),
-        ("ledger_line", "digest", "A" * 64),
-        ("ledger_line", "privacy", {}),
-        ("ledger_line", "note", "a key that nobody knows"),
-        ("history_line", "round", 0),
-        ("history_line", "validation.pooled.loss", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "path", "value"), [
+    ("result", "seed", "0"),
+    ("result", "weights_sha256", "abc"),
+    ("result", "metrics.test.accuracy", "high"),
+    ("result", "metrics.per_site.site-1", [1]),
+    ("result", "communication.by_kind.weights", -1),
+    ("result", "privacy", {"epsilon": 3.0}),
+    ("ledger_line", "bytes", 1.5),
+    ("ledger_line", "digest", "A" * 64),
+    ("ledger_line", "privacy", {}),
+    ("ledger_line", "note", "a key that nobody knows"),
+    ("history_line", "round", 0),
+    ("history_line", "validation.pooled.loss", None),
+])  # fmt: skip
 def test_a_wrong_value_is_found(name, path, value):
     wrong = example(name)
     assert errors(name, wrong) == []

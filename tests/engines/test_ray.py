@@ -131,18 +131,15 @@ def test_a_machine_without_the_folders_is_named(tiny, running, tmp_path, monkeyp
         run(on_ray(tiny("fedavg", {"sites.count": 1}, rounds=1), on_failure="stop"), tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("share", "resources", "actors"),
-    [
-        (Share(), {"CPU": 2.0}, 2),
-        (Share("auto", 4), {"CPU": 16.0}, 4),
-        (Share(3), {"CPU": 16.0}, 3),
-        (Share(40), {"CPU": 16.0}, 16),
-        (Share("auto", 1, 0.25), {"CPU": 64.0, "GPU": 2.0}, 8),
-        (Share("auto", 1, 2.0), {"CPU": 64.0, "GPU": 8.0}, 4),
-        (Share(), {"CPU": 500.0}, 100),
-    ],
-)
+@pytest.mark.parametrize(("share", "resources", "actors"), [
+    (Share(), {"CPU": 2.0}, 2),
+    (Share("auto", 4), {"CPU": 16.0}, 4),
+    (Share(3), {"CPU": 16.0}, 3),
+    (Share(40), {"CPU": 16.0}, 16),
+    (Share("auto", 1, 0.25), {"CPU": 64.0, "GPU": 2.0}, 8),
+    (Share("auto", 1, 2.0), {"CPU": 64.0, "GPU": 8.0}, 4),
+    (Share(), {"CPU": 500.0}, 100),
+])  # fmt: skip
 def test_actors_fit_onto_the_machines(share, resources, actors):
     assert share.actors_for(100, resources) == actors
 

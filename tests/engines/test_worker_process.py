@@ -84,15 +84,12 @@ def test_a_worker_that_never_starts_is_not_waited_for_forever(engine, monkeypatc
     assert isinstance(answer, Failure)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "cat",  # everything comes back as it was sent
-        "printf '%s' 'this is not a frame, but a long line of text'; exec sleep 3600",
-        "cat $READY $READY; exec sleep 3600",
-        "cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 3600",
-    ],
-)
+@pytest.mark.parametrize("script", [
+    "cat",  # everything comes back as it was sent
+    "printf '%s' 'this is not a frame, but a long line of text'; exec sleep 3600",
+    "cat $READY $READY; exec sleep 3600",
+    "cat $READY; printf '\\003\\000\\000\\000\\000\\000\\000\\000abc'; exec sleep 3600",
+])  # fmt: skip
 def test_a_worker_that_talks_nonsense_is_its_sites_failure(engine, script, monkeypatch):
     monkeypatch.setattr(worker_process, "STARTS_WITHIN", 1.0)
     (answer,) = ask(engine(script, deadline=2.0), "a")

@@ -215,16 +215,13 @@ def test_a_manifest_of_an_older_version_has_no_digest(folder):
     assert Checkpoint(folder).load().round == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"files": "x"},
-        {"files": {"state.a": "../../elsewhere"}},
-        {"files": {"state.a": 3}},
-        {"round": "2"},
-        {"sites": []},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"files": "x"},
+    {"files": {"state.a": "../../elsewhere"}},
+    {"files": {"state.a": 3}},
+    {"round": "2"},
+    {"sites": []},
+])  # fmt: skip
 def test_a_manifest_of_other_types_is_damaged_even_if_its_digest_fits(tmp_path, change):
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     checkpoint.save(Manifest(round=2), {})

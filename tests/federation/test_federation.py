@@ -182,20 +182,17 @@ def test_a_failed_site_sits_out_the_round_and_is_back_in_the_next(make):
     assert len(federation.failures) == 2
 
 
-@pytest.mark.parametrize(
-    ("sites", "quorum", "may_fail"),
-    [
-        (4, 0.5, 2),
-        (5, 0.5, 2),
-        (3, 0.5, 1),
-        (2, 0.5, 1),
-        (1, 0.5, 0),
-        (10, 0.7, 3),
-        (4, 1.0, 0),
-        (4, 0.01, 3),
-        (3, 0.34, 1),
-    ],
-)
+@pytest.mark.parametrize(("sites", "quorum", "may_fail"), [
+    (4, 0.5, 2),
+    (5, 0.5, 2),
+    (3, 0.5, 1),
+    (2, 0.5, 1),
+    (1, 0.5, 0),
+    (10, 0.7, 3),
+    (4, 1.0, 0),
+    (4, 0.01, 3),
+    (3, 0.34, 1),
+])  # fmt: skip
 def test_at_least_the_quorum_must_be_left(make, sites, quorum, may_fail):
     names = tuple(f"s{k}" for k in range(sites))
     if may_fail:

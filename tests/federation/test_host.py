@@ -108,17 +108,14 @@ def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(tmp_path, 
     assert ("trail" in host.sites.get("a").state) is private
 
 
-@pytest.mark.parametrize(
-    ("changes", "grouped"),
-    [
-        ({}, {"play": True, "sing": True, "hum": False}),
-        ({"method": Band(stacks=False)}, {"play": False, "sing": True, "hum": False}),
-        ({"policy": Policy(shares="random")}, {"play": False, "sing": True, "hum": False}),
-        ({"policy": Policy(shares="equal", min_cohort=1)}, {"play": False, "sing": True, "hum": False}),
-        ({"trainers": {"a": None}}, {"play": False, "sing": False, "hum": False}),
-        ({"archive": "one"}, {"play": False, "sing": True, "hum": False}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "grouped"), [
+    ({}, {"play": True, "sing": True, "hum": False}),
+    ({"method": Band(stacks=False)}, {"play": False, "sing": True, "hum": False}),
+    ({"policy": Policy(shares="random")}, {"play": False, "sing": True, "hum": False}),
+    ({"policy": Policy(shares="equal", min_cohort=1)}, {"play": False, "sing": True, "hum": False}),
+    ({"trainers": {"a": None}}, {"play": False, "sing": False, "hum": False}),
+    ({"archive": "one"}, {"play": False, "sing": True, "hum": False}),
+])  # fmt: skip
 def test_operations_that_may_work_at_several_sites_at_once(tmp_path, changes, grouped):
     host = make(tmp_path, **changes)
     assert {name: host.is_grouped(name, 2) for name in grouped} == grouped
@@ -254,21 +251,18 @@ def test_a_failure_that_may_depend_on_images_stops_the_study_as_does_one_that_is
         make(tmp_path, kit=kit_of(tmp_path, require_approval=refuse)).drop_old_versions({})
 
 
-@pytest.mark.parametrize(
-    ("error", "before", "working"),
-    [
-        (DataDependentRefusal("x"), True, True),
-        (GateRefusedData("x"), True, True),
-        (ValueError("x"), False, True),
-        (LedgerBroken("x"), False, True),
-        (GateRefused("x"), False, False),
-        (ParcelRejected("x"), False, False),
-        (Suspended("x"), False, False),
-        (OSError("x"), False, False),
-        (MemoryError("x"), False, False),
-        (torch.OutOfMemoryError("x"), False, False),
-    ],
-)
+@pytest.mark.parametrize(("error", "before", "working"), [
+    (DataDependentRefusal("x"), True, True),
+    (GateRefusedData("x"), True, True),
+    (ValueError("x"), False, True),
+    (LedgerBroken("x"), False, True),
+    (GateRefused("x"), False, False),
+    (ParcelRejected("x"), False, False),
+    (Suspended("x"), False, False),
+    (OSError("x"), False, False),
+    (MemoryError("x"), False, False),
+    (torch.OutOfMemoryError("x"), False, False),
+])  # fmt: skip
 def test_failures_that_tell_something_of_images(error, before, working):
     assert may_depend_on_images(error, working=False) is before
     assert may_depend_on_images(error, working=True) is working

@@ -87,18 +87,15 @@ def states(folder):
     return sorted(version_of(path) for path in (folder / "runs" / "study" / "sites" / "a").glob("state-*"))
 
 
-@pytest.mark.parametrize(
-    ("only", "durable", "left"),
-    [
-        (None, 0, [1, 2, 3]),
-        (None, 2, [2, 3]),
-        (None, 9, []),
-        ("a", 0, [1, 2, 3]),
-        ("a", 2, [2, 3]),
-        ("a", 3, [3]),
-        ("a", 4, [1, 2, 3]),  # a deployed site does not stand so far: a coordinator that lies
-    ],
-)
+@pytest.mark.parametrize(("only", "durable", "left"), [
+    (None, 0, [1, 2, 3]),
+    (None, 2, [2, 3]),
+    (None, 9, []),
+    ("a", 0, [1, 2, 3]),
+    ("a", 2, [2, 3]),
+    ("a", 3, [3]),
+    ("a", 4, [1, 2, 3]),  # a deployed site does not stand so far: a coordinator that lies
+])  # fmt: skip
 def test_states_that_a_checkpoint_does_not_need_are_deleted(tmp_path, only, durable, left):
     sites = sites_in(tmp_path, kit=kit_of(tmp_path) if only else None)
     site = sites.get("a")

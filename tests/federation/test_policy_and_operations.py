@@ -7,21 +7,18 @@ from polyclinic.federation.operation import operation, signature_of
 from polyclinic.federation.policy import Policy
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "refused"),
-    [
-        ("max_bytes", 0, -1),  # 0: nothing leaves
-        ("max_scores", 0, -1),
-        ("min_cohort", 0, -1),
-        ("liars", 0, -1),
-        ("min_sites", 3, 2),  # of two sites each knows the other's part of a sum
-        ("max_epsilon", 1e-9, 0),
-        ("max_delta", 1e-300, 0),
-        ("max_delta", 0.999, 1),
-        ("accountants", ("prv",), ()),
-        ("kinds", (), ("no kind",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "least", "refused"), [
+    ("max_bytes", 0, -1),  # 0: nothing leaves
+    ("max_scores", 0, -1),
+    ("min_cohort", 0, -1),
+    ("liars", 0, -1),
+    ("min_sites", 3, 2),  # of two sites each knows the other's part of a sum
+    ("max_epsilon", 1e-9, 0),
+    ("max_delta", 1e-300, 0),
+    ("max_delta", 0.999, 1),
+    ("accountants", ("prv",), ()),
+    ("kinds", (), ("no kind",)),
+])  # fmt: skip
 def test_the_last_value_that_a_policy_takes(name, least, refused):
     assert getattr(Policy(**{name: least}), name) == least
     with pytest.raises(pydantic.ValidationError, match=name):

@@ -120,20 +120,17 @@ def network(score):
     return utility.TrainedNetwork({"w": torch.tensor([score])}, score)
 
 
-@pytest.mark.parametrize(
-    ("scores", "margin", "chosen"),
-    [
-        ({"real": 0.5, "augmented": 0.6}, 0.0, "augmented"),
-        ({"real": 0.5, "augmented": 0.5}, 0.0, "real"),
-        ({"real": 0.5, "augmented": 0.4, "synthetic": 0.9}, 0.0, "real"),
-        ({"real": 0.5, "augmented": 0.5625}, 0.0625, "real"),
-        ({"real": 0.5, "augmented": 0.6}, 0.0625, "augmented"),
-        ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "augmented-all"),
-        ({"real": 0.5, "augmented": 0.8, "augmented-all": 0.7}, 0.0, "augmented"),
-        ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.6, "synthetic-all": 0.9}, 0.0, "augmented"),
-        ({"real": 0.7, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "real"),
-    ],
-)
+@pytest.mark.parametrize(("scores", "margin", "chosen"), [
+    ({"real": 0.5, "augmented": 0.6}, 0.0, "augmented"),
+    ({"real": 0.5, "augmented": 0.5}, 0.0, "real"),
+    ({"real": 0.5, "augmented": 0.4, "synthetic": 0.9}, 0.0, "real"),
+    ({"real": 0.5, "augmented": 0.5625}, 0.0625, "real"),
+    ({"real": 0.5, "augmented": 0.6}, 0.0625, "augmented"),
+    ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "augmented-all"),
+    ({"real": 0.5, "augmented": 0.8, "augmented-all": 0.7}, 0.0, "augmented"),
+    ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.6, "synthetic-all": 0.9}, 0.0, "augmented"),
+    ({"real": 0.7, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "real"),
+])  # fmt: skip
 def test_synthetic_images_are_used_where_validation_says_they_helped(scores, margin, chosen):
     assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}, margin) == chosen
     if not margin:
@@ -192,17 +189,14 @@ def test_coverage_needs_more_images_than_neighbours():
     assert utility.measure_coverage(site, noise(enough)) == {}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "error"),
-    [
-        ({}, "not uint8"),
-        ({"images": torch.zeros(2, 1, 4, 4)}, "not uint8"),
-        ({"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, "not uint8"),
-        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8)}, "give one each"),
-        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.zeros(1)}, "give one each"),
-        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.tensor([0, 2])}, "from 0 to 2"),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "error"), [
+    ({}, "not uint8"),
+    ({"images": torch.zeros(2, 1, 4, 4)}, "not uint8"),
+    ({"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, "not uint8"),
+    ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8)}, "give one each"),
+    ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.zeros(1)}, "give one each"),
+    ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.tensor([0, 2])}, "from 0 to 2"),
+])  # fmt: skip
 def test_images_of_others_are_like_the_sites_own_and_have_labels(tensors, error):
     site = SimpleNamespace(data=SimpleNamespace(train=images([0])), trainer=SimpleNamespace(target=TARGET))
     with pytest.raises((WorkFailed, BadInput), match=error):

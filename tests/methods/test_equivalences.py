@@ -64,17 +64,13 @@ def test_splitnn_equals_unsplit_training_on_the_same_batches(tiny_run, how):
     assert "activations" in split["communication"]["by_kind"]
 
 
-@pytest.mark.parametrize(
-    ("method", "plain", "term"),
-    [
-        ({"name": "fedprox", "mu": 0.0}, {}, {"mu": 1.0}),
-        ({"name": "fedavgm", "beta": 0.0}, {}, {"beta": 0.9}),
-        ({"name": "moon", "mu": 0.0}, {}, {"mu": 5.0}),
-        ({"name": "fedopt", "server_optimizer": "sgd", "server_lr": 1.0, "beta1": 0.0}, {}, {"beta1": 0.5}),
-        ({"name": "feddyn", "alpha": 0.0}, {"weighting": "uniform"}, {"alpha": 0.1}),
-    ],
-    ids=lambda one: one.get("name", ""),
-)
+@pytest.mark.parametrize(("method", "plain", "term"), [
+    ({"name": "fedprox", "mu": 0.0}, {}, {"mu": 1.0}),
+    ({"name": "fedavgm", "beta": 0.0}, {}, {"beta": 0.9}),
+    ({"name": "moon", "mu": 0.0}, {}, {"mu": 5.0}),
+    ({"name": "fedopt", "server_optimizer": "sgd", "server_lr": 1.0, "beta1": 0.0}, {}, {"beta1": 0.5}),
+    ({"name": "feddyn", "alpha": 0.0}, {"weighting": "uniform"}, {"alpha": 0.1}),
+], ids=lambda one: one.get("name", ""))  # fmt: skip
 def test_a_method_without_its_own_term_is_fedavg(tiny_run, method, plain, term):
     average = tiny_run({"name": "fedavg", **plain})
     assert_same(tiny_run(method), average)

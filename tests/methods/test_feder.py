@@ -248,44 +248,38 @@ ASYNCHRONOUS = {"mode": "asynchronous"}
 TAKES = r"method.turn_takes.site-1: must be (greater than 0|a finite number)"
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "changes", "message"),
-    [
-        ("feder", {"real_share": 0}, {}, "method.real_share"),
-        ("feder-b", {"buffer": 0}, {}, "method.buffer"),
-        ("feder", {}, {"sites": {"partition": "iid", "count": 1}}, "give it two sites or more"),
-        ("feder", {}, {"model": {"backbones": {"site-1": "unet"}}}, "model.backbones: 'unet' of site 'site-1' cannot"),
-        ("feder", {}, {"model": {"backbones": {"west": "lenet5"}}}, "model.backbones: there is no site 'west'"),
-        ("feder", {}, {"generator": {"name": "gann"}}, "generator.name: no such choice"),
-        ("feder", {}, {"privacy": {"on": ["classifier"]}}, "chooses when to stop training a generator by real images"),
-        (
-            "feder",
-            {},
-            {"generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}},
-            "'vqvae2' is not trained step by step",
-        ),
-        ("feder", {"turn_takes": {"west": 2.0}}, {}, "method.turn_takes: there is no site 'west'"),
-        ("feder", {"turn_takes": {"site-1": 2.0}}, {}, r"method.turn_takes: sites in step wait .* set method.mode ="),
-        # with a turn that is no number, or takes for ever, nobody would ever be next
-        *(
-            ("feder", {**ASYNCHRONOUS, "turn_takes": {"site-1": takes}}, {}, TAKES)
-            for takes in (0.0, -3.0, float("nan"), float("inf"))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "method", "changes", "message"), [
+    ("feder", {"real_share": 0}, {}, "method.real_share"),
+    ("feder-b", {"buffer": 0}, {}, "method.buffer"),
+    ("feder", {}, {"sites": {"partition": "iid", "count": 1}}, "give it two sites or more"),
+    ("feder", {}, {"model": {"backbones": {"site-1": "unet"}}}, "model.backbones: 'unet' of site 'site-1' cannot"),
+    ("feder", {}, {"model": {"backbones": {"west": "lenet5"}}}, "model.backbones: there is no site 'west'"),
+    ("feder", {}, {"generator": {"name": "gann"}}, "generator.name: no such choice"),
+    ("feder", {}, {"privacy": {"on": ["classifier"]}}, "chooses when to stop training a generator by real images"),
+    (
+        "feder",
+        {},
+        {"generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}},
+        "'vqvae2' is not trained step by step",
+    ),
+    ("feder", {"turn_takes": {"west": 2.0}}, {}, "method.turn_takes: there is no site 'west'"),
+    ("feder", {"turn_takes": {"site-1": 2.0}}, {}, r"method.turn_takes: sites in step wait .* set method.mode ="),
+    # with a turn that is no number, or takes for ever, nobody would ever be next
+    *(
+        ("feder", {**ASYNCHRONOUS, "turn_takes": {"site-1": takes}}, {}, TAKES)
+        for takes in (0.0, -3.0, float("nan"), float("inf"))
+    ),
+])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_runs(name, method, changes, message, tmp_path, cache):
     tables = {**study_of().as_tables(), "method": {"name": name, "rounds": 2, **method}, **changes}
     with pytest.raises(BadInput, match=message):
         run(parse_study(tables), tmp_path, cache=cache)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": {"backbones": {"site-1": "lenet5"}}}, "model.backbones: 'fedavg' needs the same network at every"),
-        ({"tuning": {"alpha": 1}}, "tuning: 'fedavg' trains no generator"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model": {"backbones": {"site-1": "lenet5"}}}, "model.backbones: 'fedavg' needs the same network at every"),
+    ({"tuning": {"alpha": 1}}, "tuning: 'fedavg' trains no generator"),
+])  # fmt: skip
 def test_what_is_feders_is_not_fedavgs(changes, message):
     tables = {name: table for name, table in TABLES.items() if name not in ("tuning", "generator")}
     with pytest.raises(BadInput, match=message):

@@ -54,17 +54,14 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
     assert set(buffer["labels"].tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": 1},
-        {"name": "east"},
-        {"generator": DCGAN(steps=7)},
-        {"tuning": PrivateTuning()},
-        {"labels": torch.zeros(40, dtype=torch.long)},
-        {"images": torch.zeros(40, 1, 28, 28, dtype=torch.uint8)},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"seed": 1},
+    {"name": "east"},
+    {"generator": DCGAN(steps=7)},
+    {"tuning": PrivateTuning()},
+    {"labels": torch.zeros(40, dtype=torch.long)},
+    {"images": torch.zeros(40, 1, 28, 28, dtype=torch.uint8)},
+])  # fmt: skip
 def test_another_study_has_another_generator(change):
     assert site_generator.fingerprint(site_with()) == site_generator.fingerprint(site_with())
     assert site_generator.fingerprint(site_with(**change)) != site_generator.fingerprint(site_with())

@@ -69,17 +69,14 @@ def mixture(shares, width):
     return {"0/shares": shares, "0/means": torch.ones(1, width), "0/variances": torch.ones(1, width)}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "metadata"),
-    [
-        ({}, {}),
-        ({}, {"counts": [1]}),
-        *(({}, {"counts": [count, 0]}) for count in (True, -1, 1.0, "1")),
-        ({"0/shares": torch.ones(1)}, {"counts": [1, 0]}),
-        (mixture(torch.ones(1), 3), {"counts": [1, 0]}),
-        (mixture(-torch.ones(1), 2), {"counts": [1, 0]}),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "metadata"), [
+    ({}, {}),
+    ({}, {"counts": [1]}),
+    *(({}, {"counts": [count, 0]}) for count in (True, -1, 1.0, "1")),
+    ({"0/shares": torch.ones(1)}, {"counts": [1, 0]}),
+    (mixture(torch.ones(1), 3), {"counts": [1, 0]}),
+    (mixture(-torch.ones(1), 2), {"counts": [1, 0]}),
+])  # fmt: skip
 def test_what_a_site_sends_is_checked(tensors, metadata):
     with pytest.raises(WorkFailed, match="site 'north' sent no"):
         list(_received(Parcel("statistics", tensors, metadata), "north", 2, 2))

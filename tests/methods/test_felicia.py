@@ -193,28 +193,25 @@ def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(
 AGES = {"task.name": "regression", "data.source": "hand-phantom"}
 
 
-@pytest.mark.parametrize(
-    ("tables", "method", "words"),
-    [
-        ({**AGES, "generator.condition": "apart"}, {}, r"generator\.condition: 'apart' needs classes"),
-        (AGES, {"central": "per-class"}, r"method\.central: 'per-class' needs classes.*choose 'one'"),
-        (
-            {"generator.condition": "none"},
-            {"central": "per-class"},
-            "'per-class' needs images that are made for a class",
-        ),
-        *(({}, {"weight": weight}, "weight") for weight in (-1.0, float("inf"), float("nan"))),
-        ({"tuning.on": True}, {}, "take the table out"),
-        ({"privacy.on": ["generator"]}, {}, r"generator\.labels"),
-        ({"sites.count": 1}, {"share_images": True}, r"method\.share_images: there is no other site to share with"),
-        ({}, {"release": "augmented-all"}, r"release 'augmented-all' needs.*set share_images = true"),
-        (
-            {"data.source": "brain-phantom", "task.name": "segmentation", "model.backbone": "unet"},
-            {},
-            "'felicia' is for classification, regression, not segmentation; choose one",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tables", "method", "words"), [
+    ({**AGES, "generator.condition": "apart"}, {}, r"generator\.condition: 'apart' needs classes"),
+    (AGES, {"central": "per-class"}, r"method\.central: 'per-class' needs classes.*choose 'one'"),
+    (
+        {"generator.condition": "none"},
+        {"central": "per-class"},
+        "'per-class' needs images that are made for a class",
+    ),
+    *(({}, {"weight": weight}, "weight") for weight in (-1.0, float("inf"), float("nan"))),
+    ({"tuning.on": True}, {}, "take the table out"),
+    ({"privacy.on": ["generator"]}, {}, r"generator\.labels"),
+    ({"sites.count": 1}, {"share_images": True}, r"method\.share_images: there is no other site to share with"),
+    ({}, {"release": "augmented-all"}, r"release 'augmented-all' needs.*set share_images = true"),
+    (
+        {"data.source": "brain-phantom", "task.name": "segmentation", "model.backbone": "unet"},
+        {},
+        "'felicia' is for classification, regression, not segmentation; choose one",
+    ),
+])  # fmt: skip
 def test_studies_that_felicia_cannot_run_are_refused(felicia, tables, method, words):
     with pytest.raises((BadInput, ValidationError), match=words):
         felicia(tables, **method)

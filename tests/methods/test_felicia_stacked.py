@@ -134,14 +134,10 @@ def test_one_sites_refused_parcel_drops_that_site_and_no_other(stacked, monkeypa
     check_same(stacked("never"), *results, sites=("site-1", "site-3"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"generator.condition": "apart"},  # a batch has any number of images of each class
-        {"privacy.on": ["generator"], "generator.labels": "even", "generator.discriminator_norm": "none"},
-    ],
-    ids=["classes in any number", "privacy"],
-)
+@pytest.mark.parametrize("settings", [
+    {"generator.condition": "apart"},  # a batch has any number of images of each class
+    {"privacy.on": ["generator"], "generator.labels": "even", "generator.discriminator_norm": "none"},
+], ids=["classes in any number", "privacy"])  # fmt: skip
 def test_what_does_not_stack_goes_one_by_one(stacked, built, tmp_path, settings):
     private = {"generator.spread": False, "generator.augment": False} if "privacy.on" in settings else {}
     result = run(stacked("always", {**settings, **private}, rounds=1), tmp_path / "run")

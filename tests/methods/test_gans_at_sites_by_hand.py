@@ -104,25 +104,22 @@ def test_images_are_joined_with_the_number_of_their_site_and_given_to_all_others
 FLOATS, BYTES = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
-    ("operation", "tensors", "words"),
-    [
-        ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 1])}, None),
-        ("start_round", {"images": BYTES, "labels": torch.tensor([0, 1])}, "none of the study's size"),
-        ("generator_step", {"images": torch.zeros(2, 1, 2, 3), "labels": torch.tensor([0, 1])}, "none of the study's"),
-        ("train_locally", {"images": FLOATS[:0], "labels": torch.zeros(0, dtype=torch.long)}, "none of the study's"),
-        ("train_locally", {"labels": torch.tensor([0, 1])}, "none of the study's size"),
-        ("start_round", {"images": FLOATS}, "came without labels"),
-        ("start_round", {"images": FLOATS, "labels": torch.tensor([0.0, 1.0])}, "labels that are no classes"),
-        ("start_round", {"images": FLOATS, "labels": torch.tensor([0])}, "give one each"),
-        ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 2])}, "labels run from 0 to 2"),
-        ("start_round", {"images": FLOATS, "labels": torch.tensor([-1, 0])}, "labels run from -1 to 0"),
-        ("give_images", {"images": BYTES, "labels": torch.tensor([0, 1])}, None),
-        ("give_images", {"images": FLOATS, "labels": torch.tensor([0, 1])}, "none of the study's size"),
-        ("give_images", {"images": BYTES}, "came without labels"),
-        ("evaluate", {}, None),
-    ],
-)
+@pytest.mark.parametrize(("operation", "tensors", "words"), [
+    ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 1])}, None),
+    ("start_round", {"images": BYTES, "labels": torch.tensor([0, 1])}, "none of the study's size"),
+    ("generator_step", {"images": torch.zeros(2, 1, 2, 3), "labels": torch.tensor([0, 1])}, "none of the study's"),
+    ("train_locally", {"images": FLOATS[:0], "labels": torch.zeros(0, dtype=torch.long)}, "none of the study's"),
+    ("train_locally", {"labels": torch.tensor([0, 1])}, "none of the study's size"),
+    ("start_round", {"images": FLOATS}, "came without labels"),
+    ("start_round", {"images": FLOATS, "labels": torch.tensor([0.0, 1.0])}, "labels that are no classes"),
+    ("start_round", {"images": FLOATS, "labels": torch.tensor([0])}, "give one each"),
+    ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 2])}, "labels run from 0 to 2"),
+    ("start_round", {"images": FLOATS, "labels": torch.tensor([-1, 0])}, "labels run from -1 to 0"),
+    ("give_images", {"images": BYTES, "labels": torch.tensor([0, 1])}, None),
+    ("give_images", {"images": FLOATS, "labels": torch.tensor([0, 1])}, "none of the study's size"),
+    ("give_images", {"images": BYTES}, "came without labels"),
+    ("evaluate", {}, None),
+])  # fmt: skip
 def test_images_that_a_site_sends_are_looked_at(operation, tensors, words):
     """For the central discriminators of two classes, or for other sites."""
     trainer = SimpleNamespace(target=SimpleNamespace(classes=("no", "yes")))

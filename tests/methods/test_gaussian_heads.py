@@ -225,19 +225,16 @@ def heads_federation(monkeypatch, replies=()):
 
 
 @pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
-@pytest.mark.parametrize(
-    "lie",
-    [
-        lambda sent: {**sent, "counts": sent["counts"][:1]},
-        lambda sent: {**sent, "first": sent["first"][:, :2]},
-        lambda sent: {**sent, "second": sent["second"][:, :-1]},
-        lambda sent: {**sent, "second": torch.cat([sent["second"]] * 2, 1)},
-        lambda sent: {**sent, "first": sent["first"].double()},
-        lambda sent: {**sent, "more": sent["counts"].double()},
-        lambda sent: {name: tensor for name, tensor in sent.items() if name != "second"},
-        lambda sent: {**sent, "counts": torch.tensor([-1, 43])},
-    ],
-)
+@pytest.mark.parametrize("lie", [
+    lambda sent: {**sent, "counts": sent["counts"][:1]},
+    lambda sent: {**sent, "first": sent["first"][:, :2]},
+    lambda sent: {**sent, "second": sent["second"][:, :-1]},
+    lambda sent: {**sent, "second": torch.cat([sent["second"]] * 2, 1)},
+    lambda sent: {**sent, "first": sent["first"].double()},
+    lambda sent: {**sent, "more": sent["counts"].double()},
+    lambda sent: {name: tensor for name, tensor in sent.items() if name != "second"},
+    lambda sent: {**sent, "counts": torch.tensor([-1, 43])},
+])  # fmt: skip
 def test_class_sums_of_another_form_are_refused(monkeypatch, rule, lie):
     method, federation = gaussian_heads.GaussianHeads(rule=rule), heads_federation(monkeypatch)
     sent = class_sums(rule, FEW_ROWS.astype(np.float32), FEW_LABELS)

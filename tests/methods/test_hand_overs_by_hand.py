@@ -108,16 +108,13 @@ def distributed(**changes):
     return generative_replay.distribute(federation, {"generator/w": torch.ones(1)}), asked
 
 
-@pytest.mark.parametrize(
-    ("changes", "operations"),
-    [
-        ({"replay": {"codes": "as-trained"}}, ["take_replay", "look_at_replay", "probe_replay"]),
-        ({"replay": {"probe": False}}, ["encode_images", "take_replay", "look_at_replay"]),
-        ({"replay": {"space": "latents"}}, ["encode_images", "take_replay", "look_at_replay"]),
-        ({"privacy": SimpleNamespace(cover="all")}, ["encode_images", "take_replay"]),
-        ({"privacy": SimpleNamespace(cover="some")}, ["encode_images", "take_replay", "look_at_replay"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "operations"), [
+    ({"replay": {"codes": "as-trained"}}, ["take_replay", "look_at_replay", "probe_replay"]),
+    ({"replay": {"probe": False}}, ["encode_images", "take_replay", "look_at_replay"]),
+    ({"replay": {"space": "latents"}}, ["encode_images", "take_replay", "look_at_replay"]),
+    ({"privacy": SimpleNamespace(cover="all")}, ["encode_images", "take_replay"]),
+    ({"privacy": SimpleNamespace(cover="some")}, ["encode_images", "take_replay", "look_at_replay"]),
+])  # fmt: skip
 def test_what_is_asked_follows_from_the_study(changes, operations):
     assert [operation for operation, _ in distributed(**changes)[1]] == operations
 

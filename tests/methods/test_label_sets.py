@@ -57,15 +57,12 @@ def test_a_site_opens_only_images_that_it_can_label():
     assert unknown_classes({"east": ["c", "a"]}, ("east", "west"), ("a", "b", "c")) == {"east": (1,)}
 
 
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        ({"north": ["a", "b"]}, "there is no site 'north'"),
-        ({"east": ["a", "bb"]}, "there is no class 'bb'"),
-        ({"east": ["a"]}, "must know two classes or more"),
-        ({"east": ["a", "b"], "west": ["a", "b"]}, "no site knows 'c'"),
-    ],
-)
+@pytest.mark.parametrize(("sets", "sentence"), [
+    ({"north": ["a", "b"]}, "there is no site 'north'"),
+    ({"east": ["a", "bb"]}, "there is no class 'bb'"),
+    ({"east": ["a"]}, "must know two classes or more"),
+    ({"east": ["a", "b"], "west": ["a", "b"]}, "no site knows 'c'"),
+])  # fmt: skip
 def test_label_sets_that_cannot_be_are_refused(sets, sentence):
     with pytest.raises(BadInput, match=sentence):
         unknown_classes(sets, ("east", "west"), ("a", "b", "c"))

@@ -13,14 +13,11 @@ from polyclinic.methods.shared import aggregation
 from polyclinic.study import parse_study
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("felicia", "feder", "feder-a", "feder-b") else ())
-        for name in sorted(METHODS)
-        if "regression" in METHODS[name].traits.tasks
-    ],
-)
+@pytest.mark.parametrize("method", [
+    pytest.param(name, marks=pytest.mark.slow if name in ("felicia", "feder", "feder-a", "feder-b") else ())
+    for name in sorted(METHODS)
+    if "regression" in METHODS[name].traits.tasks
+])  # fmt: skip
 def test_every_method_runs_every_task_it_is_for(tiny_run, method):
     ages = {
         "data": {"source": "hand-phantom", "samples": 60},

@@ -71,19 +71,16 @@ def test_what_a_site_sends_is_checked():
         one_round.check_count(MOST_IMAGES + 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "lie"),
-    [
-        ("products", 3, -1),  # the square of the first feature
-        ("products", 3, 2 * 2**38 + 1),
-        ("products", 1, 2**40),
-        ("products", 4, -(2**63)),
-        ("squares", 0, -1),
-        ("squares", 0, 2 * 2**34 + 1),
-        ("cross", 1, 2**62),
-        ("cross", 0, 3 * 2**15),
-    ],
-)
+@pytest.mark.parametrize(("name", "place", "lie"), [
+    ("products", 3, -1),  # the square of the first feature
+    ("products", 3, 2 * 2**38 + 1),
+    ("products", 1, 2**40),
+    ("products", 4, -(2**63)),
+    ("squares", 0, -1),
+    ("squares", 0, 2 * 2**34 + 1),
+    ("cross", 1, 2**62),
+    ("cross", 0, 3 * 2**15),
+])  # fmt: skip
 def test_sums_that_no_images_have_are_refused(name, place, lie):
     sent = {key: tensor.clone() for key, tensor in one_round.moments(FEATURES, TARGETS).tensors().items()}
     sent[name].view(-1)[place] = lie

@@ -61,13 +61,10 @@ def test_with_patients_one_image_of_each_is_scored(tiny_run):
     assert result["privacy"]["unit"] == "patient"
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"task": {"name": "segmentation"}, "model": {"backbone": "unet"}}, "cannot be noised"),
-        ({"privacy": {**AGES["privacy"], "score_noise": 0.0}}, "score_noise"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"task": {"name": "segmentation"}, "model": {"backbone": "unet"}}, "cannot be noised"),
+    ({"privacy": {**AGES["privacy"], "score_noise": 0.0}}, "score_noise"),
+])  # fmt: skip
 def test_what_cannot_be_noised_is_refused(changes, words):
     tables = {**AGES, "data": {"source": "brain-phantom", "samples": 60, "size": 28}, **changes}
     with pytest.raises(BadInput, match=words):

@@ -241,15 +241,12 @@ def test_the_private_head_is_the_mean_of_the_last_rounds(monkeypatch, average, a
     assert federation.asked[1][1]["statistics"]["head"].tolist() == [pytest.approx(heads_by_hand(1)[0].tolist())]
 
 
-@pytest.mark.parametrize(
-    ("noise", "summed", "operation"),
-    [
-        ("each-site", "float", "give_gradient"),
-        ("each-site", "secure", "give_gradient"),
-        ("shared", "float", "give_shared_gradient"),
-        ("shared", "secure", "give_share_of_sum"),
-    ],
-)
+@pytest.mark.parametrize(("noise", "summed", "operation"), [
+    ("each-site", "float", "give_gradient"),
+    ("each-site", "secure", "give_gradient"),
+    ("shared", "float", "give_shared_gradient"),
+    ("shared", "secure", "give_share_of_sum"),
+])  # fmt: skip
 def test_who_adds_the_noise_follows_from_the_sum(monkeypatch, noise, summed, operation):
     federation, _ = private_run(monkeypatch, 1, noise=noise, sum=summed)
     assert [asked for asked, _ in federation.asked] == [operation]

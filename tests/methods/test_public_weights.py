@@ -116,16 +116,13 @@ def test_bytes_give_latents_back_up_to_half_a_step():
     assert bool(((again - latents).abs() <= 0.51 * step).all())
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model": {**FROZEN, "freeze": None}}, r"model\.freeze: replay\.space = 'latents' replays what frozen layers"),
-        ({"model": {"freeze": "pool1"}}, r"model\.freeze: "),
-        ({"optimizer": {"augment": ["flip"]}}, r"optimizer\.augment: replay\.space = 'latents' has no images"),
-        ({"model": {**FROZEN, "cut": "block1"}}, r"model\.cut: .* leave model\.cut out"),
-        ({"generator": {"name": "dcgan"}, "replay": {**LATENTS, "codes": "prior"}}, r"replay\.space: .* vqvae2"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"model": {**FROZEN, "freeze": None}}, r"model\.freeze: replay\.space = 'latents' replays what frozen layers"),
+    ({"model": {"freeze": "pool1"}}, r"model\.freeze: "),
+    ({"optimizer": {"augment": ["flip"]}}, r"optimizer\.augment: replay\.space = 'latents' has no images"),
+    ({"model": {**FROZEN, "cut": "block1"}}, r"model\.cut: .* leave model\.cut out"),
+    ({"generator": {"name": "dcgan"}, "replay": {**LATENTS, "codes": "prior"}}, r"replay\.space: .* vqvae2"),
+])  # fmt: skip
 def test_studies_that_have_no_latents_are_refused(study_of, changes, words):
     tables = {"model": FROZEN, "optimizer": PLAIN, "replay": LATENTS, **changes}
     with pytest.raises(BadInput, match=words):

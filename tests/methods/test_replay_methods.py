@@ -79,14 +79,11 @@ def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
 QUICK = ("fedavg", "cwt", "splitnn", "ditto")  # a kind of training each
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in METHODS
-        if issubclass(METHODS[name], ReplayMethod)
-    ],
-)
+@pytest.mark.parametrize("method", [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in METHODS
+    if issubclass(METHODS[name], ReplayMethod)
+])  # fmt: skip
 def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, method):
     small = {"generator": {"name": "gan", "steps": 1, "width": 4, "latent": 4}, "data": {"samples": 40}}
     small["sites"] = {"partition": "iid", "count": 2}

@@ -112,15 +112,12 @@ def test_sites_share_and_say_the_images_that_sums_can_hold():
         one_round.check_samples(federation_of(), "give_sums", parcel, 6)
 
 
-@pytest.mark.parametrize(
-    ("counts", "who"),
-    [
-        ({"a": 9}, None),
-        ({"a": 8}, "site 'a'"),
-        ({"a": 8, "b": 9, "c": 1}, "sites 'a', 'c'"),
-        (dict.fromkeys("abcd", 1), "sites 'a', 'b', 'c', ..."),
-    ],
-)
+@pytest.mark.parametrize(("counts", "who"), [
+    ({"a": 9}, None),
+    ({"a": 8}, "site 'a'"),
+    ({"a": 8, "b": 9, "c": 1}, "sites 'a', 'c'"),
+    (dict.fromkeys("abcd", 1), "sites 'a', 'b', 'c', ..."),
+])  # fmt: skip
 def test_sites_with_no_more_images_than_numbers_are_named(counts, who):
     said = []
     one_round.warn_of_small_sites(warned(said), counts, 8)

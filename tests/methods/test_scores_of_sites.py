@@ -48,34 +48,28 @@ def test_sites_that_score_the_same_weights_do_so_in_one_pass(monkeypatch, counts
     assert scores(sites, split="test")[0] == {"images": 7}
 
 
-@pytest.mark.parametrize(
-    ("weights", "states"),
-    [
-        ([WHOLE, dict(WHOLE)], {}),
-        ([{}, {}], {}),
-        ([None, None], {}),
-        ([{"other": torch.ones(1)}] * 2, {}),
-        ([WHOLE, WHOLE], {"b": {"local/w": torch.ones(1)}}),
-        ([WHOLE, WHOLE], {"a": {"best/w": torch.ones(1)}}),
-    ],
-)
+@pytest.mark.parametrize(("weights", "states"), [
+    ([WHOLE, dict(WHOLE)], {}),
+    ([{}, {}], {}),
+    ([None, None], {}),
+    ([{"other": torch.ones(1)}] * 2, {}),
+    ([WHOLE, WHOLE], {"b": {"local/w": torch.ones(1)}}),
+    ([WHOLE, WHOLE], {"a": {"best/w": torch.ones(1)}}),
+])  # fmt: skip
 def test_otherwise_each_is_scored_alone(monkeypatch, weights, states):
     sites, loaded = scoring_sites(monkeypatch, {"a": 1, "b": 2}, **states)
     assert scores(sites, weights) == [{"alone": 1}, {"alone": 2}]
     assert loaded == []
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "may"),
-    [
-        (FedAvg(), {}, True),
-        (FedAvg(), {"stacked": "auto"}, True),
-        (FedAvg(), {"stacked": "never"}, False),
-        (FedAvg(), {"local_names": frozenset({"w"})}, False),
-        (FedAvg(), {"task": SimpleNamespace(dense=True)}, False),
-        (Standalone(), {}, False),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "may"), [
+    (FedAvg(), {}, True),
+    (FedAvg(), {"stacked": "auto"}, True),
+    (FedAvg(), {"stacked": "never"}, False),
+    (FedAvg(), {"local_names": frozenset({"w"})}, False),
+    (FedAvg(), {"task": SimpleNamespace(dense=True)}, False),
+    (Standalone(), {}, False),
+])  # fmt: skip
 def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
     given = {"stacked": "always", "local_names": frozenset(), "task": SimpleNamespace(dense=False), **changes}
     assert Score.may_group(method, SimpleNamespace(**given), 3, noted=False) is may
@@ -99,16 +93,13 @@ def score(monkeypatch, site, number, sums, part="validation images", own="curren
     assert Standalone().score(site, part, {}, own) is sums
 
 
-@pytest.mark.parametrize(
-    ("rounds", "best"),
-    [
-        ([(0.5, 1.0), (0.7, 1.0), (0.6, 1.0)], 2),
-        ([(0.7, 1.0), (0.7, 1.0)], 1),
-        ([(0.7, 1.0), (0.7, 0.5)], 2),
-        ([(0.7, 1.0), (0.6, 0.1)], 1),
-        ([None, (0.2, 1.0), None], 2),
-    ],
-)
+@pytest.mark.parametrize(("rounds", "best"), [
+    ([(0.5, 1.0), (0.7, 1.0), (0.6, 1.0)], 2),
+    ([(0.7, 1.0), (0.7, 1.0)], 1),
+    ([(0.7, 1.0), (0.7, 0.5)], 2),
+    ([(0.7, 1.0), (0.6, 0.1)], 1),
+    ([None, (0.2, 1.0), None], 2),
+])  # fmt: skip
 def test_the_best_round_is_the_first_of_the_highest_rank(monkeypatch, rounds, best):
     site = site_alone()
     for number, found in enumerate(rounds, 1):

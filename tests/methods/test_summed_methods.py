@@ -31,20 +31,16 @@ def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
     assert {"masked", "shares", "keys"} <= set(by_kind)
 
 
-@pytest.mark.parametrize(
-    ("method", "tables", "sentence"),
-    [
-        ({"name": "cwt"}, {}, "method.name: the coordinator of 'cwt' needs each site's answer by itself"),
-        ({"name": "fedpft"}, {}, "method.name: the coordinator of 'fedpft' needs each site's answer by itself"),
-        ({"name": "fedavg", "aggregation": "median"}, {}, "method.aggregation: 'median' compares the sites' weights"),
-        ({"name": "scaffold", "weighting": "samples"}, {}, "method.weighting: scaffold counts sites alike"),
-        ({"name": "fedavg"}, {"sites": {"partition": "iid", "count": 2}}, "would show what a single one sent"),
-        ({"name": "fedavg", "fraction": 0.4}, {}, "would show what a single one sent"),
-        ({"name": "fedavg"}, {"federation": {"sum": "secure", "liars": 3}}, "may not all lie"),
-        ({"name": "fedavg"}, {"federation": {"sum": "integer", "threshold": 0.9}}, "threshold: is of secure"),
-    ],
-    ids=lambda one: one.get("name", "")[:12] if isinstance(one, dict) else "",
-)
+@pytest.mark.parametrize(("method", "tables", "sentence"), [
+    ({"name": "cwt"}, {}, "method.name: the coordinator of 'cwt' needs each site's answer by itself"),
+    ({"name": "fedpft"}, {}, "method.name: the coordinator of 'fedpft' needs each site's answer by itself"),
+    ({"name": "fedavg", "aggregation": "median"}, {}, "method.aggregation: 'median' compares the sites' weights"),
+    ({"name": "scaffold", "weighting": "samples"}, {}, "method.weighting: scaffold counts sites alike"),
+    ({"name": "fedavg"}, {"sites": {"partition": "iid", "count": 2}}, "would show what a single one sent"),
+    ({"name": "fedavg", "fraction": 0.4}, {}, "would show what a single one sent"),
+    ({"name": "fedavg"}, {"federation": {"sum": "secure", "liars": 3}}, "may not all lie"),
+    ({"name": "fedavg"}, {"federation": {"sum": "integer", "threshold": 0.9}}, "threshold: is of secure"),
+], ids=lambda one: one.get("name", "")[:12] if isinstance(one, dict) else "")  # fmt: skip
 def test_what_cannot_be_summed_in_secret_is_refused_with_the_cure(study_of, method, tables, sentence):
     with pytest.raises(BadInput) as refusal:
         study_of(method, **{"federation": {"sum": "secure"}, **tables})

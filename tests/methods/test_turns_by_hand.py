@@ -120,18 +120,15 @@ class Clocks:
         self.told[name] = figures
 
 
-@pytest.mark.parametrize(
-    ("rounds", "takes", "time", "turns"),
-    [
-        (2, {"d": 3.0}, 3.0, 8),  # with a fourth site: at 1 b and c begin, at 2 c, and at 3 a has the last turn
-        (1, {}, 0.0, 3),  # all begin at once, and nobody is waited for
-        (2, {}, 1.0, 6),
-        (4, {}, 3.0, 12),
-        (2, {"c": 2.0}, 2.0, 6),  # at 1 b begins what a gave it, at 2 a and c
-        (3, {"c": 2.0}, 4.0, 9),
-        (3, {"c": 0.5}, 2.0, 9),  # who is quick waits for a model
-    ],
-)
+@pytest.mark.parametrize(("rounds", "takes", "time", "turns"), [
+    (2, {"d": 3.0}, 3.0, 8),  # with a fourth site: at 1 b and c begin, at 2 c, and at 3 a has the last turn
+    (1, {}, 0.0, 3),  # all begin at once, and nobody is waited for
+    (2, {}, 1.0, 6),
+    (4, {}, 3.0, 12),
+    (2, {"c": 2.0}, 2.0, 6),  # at 1 b begins what a gave it, at 2 a and c
+    (3, {"c": 2.0}, 4.0, 9),
+    (3, {"c": 0.5}, 2.0, 9),  # who is quick waits for a model
+])  # fmt: skip
 def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, turns):
     federation = Clocks(("a", "b", "c", *takes.keys() - {"c"}))
     FedER(mode="asynchronous", rounds=rounds, turn_takes=takes).run_asynchronously(federation)

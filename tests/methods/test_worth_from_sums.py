@@ -73,16 +73,12 @@ def count_only(sent):
     return Parcel("statistics", {**sent.tensors, "products": products}, sent.metadata)
 
 
-@pytest.mark.parametrize(
-    ("operation", "lie", "words"),
-    [
-        ("training", count_only, "and the limit is"),
-        ("training", times(10**6), "and the limit is"),
-        ("training", lambda sent: Parcel("statistics", sent.tensors, {"samples": 3}), "samples = 3"),
-        ("validation", times(10**5), "validation images beside"),
-    ],
-    ids=["count", "multiplied", "samples", "held-out"],
-)
+@pytest.mark.parametrize(("operation", "lie", "words"), [
+    ("training", count_only, "and the limit is"),
+    ("training", times(10**6), "and the limit is"),
+    ("training", lambda sent: Parcel("statistics", sent.tensors, {"samples": 3}), "samples = 3"),
+    ("validation", times(10**5), "validation images beside"),
+], ids=["count", "multiplied", "samples", "held-out"])  # fmt: skip
 def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatch, operation, lie, words):
     liars = lying(monkeypatch, operation, lie)
     found = tiny_run({"name": "analytic", "numbers": 6, "worth": True}, engine=GO_ON)

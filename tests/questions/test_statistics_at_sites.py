@@ -245,16 +245,12 @@ def test_a_model_that_says_huge_numbers_tells_no_image():
     assert float(told["rmse"][0]) % 10 == 0  # one patient may change it by a tenth of the range
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"auc": torch.ones(5)},
-        {"auc": torch.full((4,), float("nan"))},
-        {"bins": torch.ones(5)},
-        {"x" * 500: torch.ones(4)},
-    ],
-    ids=["long", "nan", "floats", "name"],
-)
+@pytest.mark.parametrize("lie", [
+    {"auc": torch.ones(5)},
+    {"auc": torch.full((4,), float("nan"))},
+    {"bins": torch.ones(5)},
+    {"x" * 500: torch.ones(4)},
+], ids=["long", "nan", "floats", "name"])  # fmt: skip
 def test_what_is_no_interval_is_refused(lie):
     with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
         check_told({name: tensor.double() for name, tensor in lie.items()}, 2)
@@ -268,31 +264,27 @@ def test_a_deployed_site_without_test_images_has_nothing_to_tell(scores, tmp_pat
     assert asked.give_statistics(site, {"outputs": good}).tensors == {}
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"auc": [0.5, 0.4, 0.6, -1.0]},
-        {"auc": [0.5, 0.4, 0.6, 1.0]},
-        {"auc": [1e308] * 4},
-        {"change of mae": [1e308, -1e308, 1e308, 1e308]},
-        {"auc": [0.7, 0.4, 0.6, 0.01]},
-        {"calibration_error": [0.5, 0.6, 0.4, 0.0]},
-        {"bins": [5, 5, 5, 5, -1], "right": [1, 1, 1, 1, -2]},
-        {"bins": [2**62] * 5, "right": [1] * 5},
-        {"bins": [5] * 5, "right": [6] * 5},
-        {"right": [6] * 5},
-        {"classes told": [1, 2**62]},
-        # just beyond the limits of the next test
-        {"auc": [1.001, 0.9, 1.0, 0.0]},
-        {"auc": [0.899, 0.9, 1.0, 0.0]},
-        {"auc": [0.5, 0.4, 0.6, 0.041]},
-        {"auc": [0.5, -21.0, 0.6, 0.0]},
-        {"auc": [0.5, 0.4, 21.0, 0.0]},
-        {"calibration_error": [21.0, 0.4, 0.6, 0.0]},
-        {"mae": [0.0, 0.0, 1.1e9, 0.0]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("lie", [
+    {"auc": [0.5, 0.4, 0.6, -1.0]},
+    {"auc": [0.5, 0.4, 0.6, 1.0]},
+    {"auc": [1e308] * 4},
+    {"change of mae": [1e308, -1e308, 1e308, 1e308]},
+    {"auc": [0.7, 0.4, 0.6, 0.01]},
+    {"calibration_error": [0.5, 0.6, 0.4, 0.0]},
+    {"bins": [5, 5, 5, 5, -1], "right": [1, 1, 1, 1, -2]},
+    {"bins": [2**62] * 5, "right": [1] * 5},
+    {"bins": [5] * 5, "right": [6] * 5},
+    {"right": [6] * 5},
+    {"classes told": [1, 2**62]},
+    # just beyond the limits of the next test
+    {"auc": [1.001, 0.9, 1.0, 0.0]},
+    {"auc": [0.899, 0.9, 1.0, 0.0]},
+    {"auc": [0.5, 0.4, 0.6, 0.041]},
+    {"auc": [0.5, -21.0, 0.6, 0.0]},
+    {"auc": [0.5, 0.4, 21.0, 0.0]},
+    {"calibration_error": [21.0, 0.4, 0.6, 0.0]},
+    {"mae": [0.0, 0.0, 1.1e9, 0.0]},
+], ids=str)  # fmt: skip
 def test_numbers_that_no_cases_have_are_refused(lie):
     with pytest.raises(ParcelRejected, match=r"statistics: '.*' (is no interval|has numbers that no images have)"):
         check_told({name: torch.tensor(numbers, dtype=kind_of(numbers)) for name, numbers in lie.items()}, 2)
@@ -307,16 +299,12 @@ def test_the_draws_of_a_calibration_error_may_all_lie_above_it():
     check_told({"calibration_error": torch.tensor([0.01, 0.02, 0.04, 0.00003], dtype=torch.float64)}, 2)
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"auc": [1.0, 1.0, 1.0, 0.0]},
-        {"auc": [0.4, 0.4, 0.6, 0.04]},
-        {"auc": [20.0, -20.0, 20.0, 0.0]},
-        {"mae": [1e9, 0.0, 1e9, 1.0]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("told", [
+    {"auc": [1.0, 1.0, 1.0, 0.0]},
+    {"auc": [0.4, 0.4, 0.6, 0.04]},
+    {"auc": [20.0, -20.0, 20.0, 0.0]},
+    {"mae": [1e9, 0.0, 1e9, 1.0]},
+], ids=str)  # fmt: skip
 def test_intervals_at_their_limits_pass(told):
     """A value may be an end of its interval, and a variance its width squared."""
     check_told({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in told.items()}, 2)

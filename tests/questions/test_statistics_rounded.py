@@ -165,15 +165,12 @@ def test_a_name_may_have_the_letters_of_a_column_and_a_value():
         check_told({"x" * 241: interval}, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "low", "believed"),
-    [
-        ("auc", 0.5, 0.5 + 0.9e-6, True),  # as rounding leaves it
-        ("auc", 0.5, 0.5 + 1.5e-6, False),
-        ("mae", 1e6, 1e6 + 0.9, True),
-        ("mae", 1e6, 1e6 + 1.5, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "low", "believed"), [
+    ("auc", 0.5, 0.5 + 0.9e-6, True),  # as rounding leaves it
+    ("auc", 0.5, 0.5 + 1.5e-6, False),
+    ("mae", 1e6, 1e6 + 0.9, True),
+    ("mae", 1e6, 1e6 + 1.5, False),
+])  # fmt: skip
 def test_a_value_lies_in_its_interval_up_to_rounding(name, value, low, believed):
     told = {name: torch.tensor([value, low, 2 * low, 0.0], dtype=torch.float64)}
     if believed:

@@ -266,18 +266,15 @@ def test_a_round_begins_with_weights_that_were_scored_in_the_round_before(scored
     assert len(ScoredWeights(scored.path).read()["1"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("begun", "rounds_scored", "round", "left_out"),
-    [
-        ([1, 2, 3], [1, 2, 3], 4, 0),
-        ([1, 3, 5, 7], [1, 3, 5, 7], 9, 4),
-        ([1, 3, 5, 7], [1, 3, 5, 7], 8, 3),
-        ([1, 3, 5, 7], [1, 3, 5, 7], 7, 3),
-        ([1, 3, 5], [1, 3, 5, 7], 7, 3),
-        ([1], [1, 2, 3, 4, 5, 6], 6, 4),
-        ([], [1, 4, 6, 8], 10, 4),
-    ],
-)
+@pytest.mark.parametrize(("begun", "rounds_scored", "round", "left_out"), [
+    ([1, 2, 3], [1, 2, 3], 4, 0),
+    ([1, 3, 5, 7], [1, 3, 5, 7], 9, 4),
+    ([1, 3, 5, 7], [1, 3, 5, 7], 8, 3),
+    ([1, 3, 5, 7], [1, 3, 5, 7], 7, 3),
+    ([1, 3, 5], [1, 3, 5, 7], 7, 3),
+    ([1], [1, 2, 3, 4, 5, 6], 6, 4),
+    ([], [1, 4, 6, 8], 10, 4),
+])  # fmt: skip
 def test_rounds_that_were_left_out_after_scores(scored, begun, rounds_scored, round, left_out):
     for number in begun:
         scored.begin(call(number))
@@ -297,13 +294,10 @@ def scores(*values):
     return [Parcel("metrics", {}, {"loss": value}) for value in values]
 
 
-@pytest.mark.parametrize(
-    ("round", "course", "put_back", "allowed"),
-    [
-        *((1, WHOLE, False, 1), (10, WHOLE, False, 2), (1, Course(10, ends_early=True), False, 2)),
-        *((1, WHOLE, True, 3), (10, WHOLE, True, 4)),
-    ],
-)
+@pytest.mark.parametrize(("round", "course", "put_back", "allowed"), [
+    *((1, WHOLE, False, 1), (10, WHOLE, False, 2), (1, Course(10, ends_early=True), False, 2)),
+    *((1, WHOLE, True, 3), (10, WHOLE, True, 4)),
+])  # fmt: skip
 def test_scores_leave_so_often_in_a_round(ledger, round, course, put_back, allowed):
     one = call(round, "evaluate")
     check_scores(one, scores(*range(allowed)), ledger, course, put_back=put_back)

@@ -70,20 +70,17 @@ def test_noise_is_drawn_for_updates_and_what_is_none_stays():
     assert attack("sign-flip").update("north", gradients, came, 0, 1).tensors["g"].tolist() == [-10.0, -10.0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"poisoning.sites": ["nowhere"], "poisoning.attack": "scale"}, "poisoning.sites: there is no site 'nowhere'"),
-        (
-            {"poisoning.sites": ["site-1"], "poisoning.attack": "backdoor", "poisoning.target": 9},
-            "poisoning.target: there is no class 9",
-        ),
-        (
-            {"poisoning.sites": ["site-1"], "poisoning.attack": "label-flip", "data.source": "hand-phantom"},
-            "changes classes, and the",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"poisoning.sites": ["nowhere"], "poisoning.attack": "scale"}, "poisoning.sites: there is no site 'nowhere'"),
+    (
+        {"poisoning.sites": ["site-1"], "poisoning.attack": "backdoor", "poisoning.target": 9},
+        "poisoning.target: there is no class 9",
+    ),
+    (
+        {"poisoning.sites": ["site-1"], "poisoning.attack": "label-flip", "data.source": "hand-phantom"},
+        "changes classes, and the",
+    ),
+])  # fmt: skip
 def test_attackers_that_a_study_does_not_have(tiny, tmp_path, settings, words):
     more = {"task": {"name": "regression"}} if "data.source" in settings else {}
     with pytest.raises(BadInput, match=words):

@@ -52,22 +52,19 @@ def refusal(gate, *parcels, **how) -> GateRefused:
     return refused.value
 
 
-@pytest.mark.parametrize(
-    ("kinds", "private", "repeats", "aside", "alone"),
-    [
-        (["weights"], False, False, Reserved(MODEL, 0), False),
-        (["weights"], True, False, Reserved(MODEL, 0), True),
-        (["weights"], True, True, Reserved(0, 0), False),
-        (["gradients", "statistics"], True, False, Reserved(MODEL, 0), True),
-        (["weights", "metrics"], True, False, Reserved(0, 1), True),
-        (["latents"], True, False, Reserved(0, 0), True),
-        (["latents"], False, False, Reserved(0, 0), False),
-        (["metrics"], True, False, Reserved(0, 1), False),
-        (["keys"], True, False, Reserved(0, 0), False),
-        (["metrics", "shares", "keys"], True, False, Reserved(0, 1), False),
-        ([], True, False, Reserved(0, 0), False),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "private", "repeats", "aside", "alone"), [
+    (["weights"], False, False, Reserved(MODEL, 0), False),
+    (["weights"], True, False, Reserved(MODEL, 0), True),
+    (["weights"], True, True, Reserved(0, 0), False),
+    (["gradients", "statistics"], True, False, Reserved(MODEL, 0), True),
+    (["weights", "metrics"], True, False, Reserved(0, 1), True),
+    (["latents"], True, False, Reserved(0, 0), True),
+    (["latents"], False, False, Reserved(0, 0), False),
+    (["metrics"], True, False, Reserved(0, 1), False),
+    (["keys"], True, False, Reserved(0, 0), False),
+    (["metrics", "shares", "keys"], True, False, Reserved(0, 1), False),
+    ([], True, False, Reserved(0, 0), False),
+])  # fmt: skip
 def test_what_an_operation_sets_aside(make, tmp_path, kinds, private, repeats, aside, alone):
     """The bytes of a model, a parcel of scores, and where images are looked at in private, all epsilon that is left."""
     gate = make(repeats=repeats, max_bytes=10**6, max_epsilon=9.0, max_scores=9)
@@ -161,16 +158,13 @@ def test_a_line_names_the_secure_sum_that_its_parcel_belongs_to(make, kind, writ
 LARGE = PAYS_FROM // 4
 
 
-@pytest.mark.parametrize(
-    ("numbers", "policy", "how", "soon"),
-    [
-        (LARGE, {}, {"by_reference": True}, True),
-        (LARGE - 1, {}, {"by_reference": True}, False),
-        (LARGE, {}, {}, False),
-        (LARGE, {}, {"by_reference": True, "seal": lambda parcel: parcel}, False),
-        (LARGE, {"max_bytes": 10**9}, {"by_reference": True}, False),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "policy", "how", "soon"), [
+    (LARGE, {}, {"by_reference": True}, True),
+    (LARGE - 1, {}, {"by_reference": True}, False),
+    (LARGE, {}, {}, False),
+    (LARGE, {}, {"by_reference": True, "seal": lambda parcel: parcel}, False),
+    (LARGE, {"max_bytes": 10**9}, {"by_reference": True}, False),
+])  # fmt: skip
 def test_the_line_of_a_large_parcel_waits_only_in_a_simulation_without_limits(make, numbers, policy, how, soon):
     gate = make(**policy)
     small, large = Parcel("codes", {}), Parcel("weights", {"w": torch.zeros(numbers)}, privacy=RECORD)
@@ -201,13 +195,10 @@ def test_the_first_reason_of_a_suspension_is_kept_until_a_person_releases_it(tmp
     suspensions.refuse_while_any()
 
 
-@pytest.mark.parametrize(
-    ("shape", "fits"),
-    [
-        *(((8, 8), True), ((64,), True), ((5, 64), True), ((2, 3, 8, 8), True), ((3, 2, 32), True)),
-        *(((63,), False), ((128,), False), ((8, 16), False), ((64, 2), False), ((), False), ((0, 64), True)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "fits"), [
+    *(((8, 8), True), ((64,), True), ((5, 64), True), ((2, 3, 8, 8), True), ((3, 2, 32), True)),
+    *(((63,), False), ((128,), False), ((8, 16), False), ((64, 2), False), ((), False), ((0, 64), True)),
+])  # fmt: skip
 def test_tensors_whose_last_axes_make_up_an_image(shape, fits):
     known, count = RawImages(IMAGES), math.prod(shape)
     tensor = torch.from_numpy(np.resize(IMAGES[0], count)).reshape(shape)

@@ -57,16 +57,13 @@ def test_rows_of_all_sorts_of_layers():
     assert found["norm"].tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "moved"),
-    [
-        ([0.0, 0.0, 0.0, 0.0], [0.4, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a vector that begins at zero
-        ([0.1, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a short one counts as no shorter
-        ([0.8, 0.0, 0.0, 0.0], [1.2, 0.0, 0.0, 0.0], 0.4 / 0.8),
-        ([[0.0] * 4] * 2, [[0.0] * 4, [0.4, 0.0, 0.0, 0.0]], 0.4 / 0.2),  # a layer that begins at zero
-        ([[3.0] + [0.0] * 3, [1.0] + [0.0] * 3], [[3.0] + [0.0] * 3, [2.0] + [0.0] * 3], 1 / 2),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "moved"), [
+    ([0.0, 0.0, 0.0, 0.0], [0.4, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a vector that begins at zero
+    ([0.1, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a short one counts as no shorter
+    ([0.8, 0.0, 0.0, 0.0], [1.2, 0.0, 0.0, 0.0], 0.4 / 0.8),
+    ([[0.0] * 4] * 2, [[0.0] * 4, [0.4, 0.0, 0.0, 0.0]], 0.4 / 0.2),  # a layer that begins at zero
+    ([[3.0] + [0.0] * 3, [1.0] + [0.0] * 3], [[3.0] + [0.0] * 3, [2.0] + [0.0] * 3], 1 / 2),
+])  # fmt: skip
 def test_how_far_a_short_row_moved(before, after, moved):
     found = course.movement({"x.other": torch.tensor(after)}, {"x.other": torch.tensor(before)})
     assert found == pytest.approx({"x.other": moved})

@@ -18,19 +18,16 @@ from polyclinic.files import read_tensors
 from polyclinic.methods import METHODS
 
 
-@pytest.mark.parametrize(
-    ("declared", "sealed", "kept"),
-    [
-        (Asked.train, False, {"last", "passed"}),
-        (None, False, {"last", "passed"}),
-        (Asked.evaluate, False, set()),  # scores are not compared with a course
-        (Asked.finish, False, set()),  # the run is over
-        (Asked.encode, False, {"seen"}),  # the front was trained elsewhere
-        (Asked.tune, False, {"last"}),  # may be called as often as one likes; the beginning is remembered
-        (Asked.train, True, {"seen"}),
-        (Asked.evaluate, True, {"seen"}),
-    ],
-)
+@pytest.mark.parametrize(("declared", "sealed", "kept"), [
+    (Asked.train, False, {"last", "passed"}),
+    (None, False, {"last", "passed"}),
+    (Asked.evaluate, False, set()),  # scores are not compared with a course
+    (Asked.finish, False, set()),  # the run is over
+    (Asked.encode, False, {"seen"}),  # the front was trained elsewhere
+    (Asked.tune, False, {"last"}),  # may be called as often as one likes; the beginning is remembered
+    (Asked.train, True, {"seen"}),
+    (Asked.evaluate, True, {"seen"}),
+])  # fmt: skip
 def test_what_is_remembered_of_weights_by_what_they_came_for(declared, sealed, kept):
     site = make_site()
     inspect(site, FIRST, declared=declared, sealed=sealed)
@@ -259,14 +256,11 @@ SETTINGS = {
 LONG = ("fedavg-replay", "feder", "feder-b", "finetune", "fedrep", "ditto", "moon")
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
-        for name in METHODS.builtin
-        if not METHODS[name].traits.needs_encoder
-    ],
-)
+@pytest.mark.parametrize("method", [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+    for name in METHODS.builtin
+    if not METHODS[name].traits.needs_encoder
+])  # fmt: skip
 def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path, method):
     tables, settings = SETTINGS.get(method, ({}, {}))
     tables = {**tables, "sites.count": 2, "data.samples": 48}

@@ -101,17 +101,14 @@ def spec(max_epsilon=None, generator=None):
     return SimpleNamespace(policy=Policy(max_epsilon=max_epsilon), study=study)
 
 
-@pytest.mark.parametrize(
-    ("parcel", "used", "settings", "patients"),
-    [
-        (Parcel("weights", W), [[0, 1, 2], [2, 3]], {}, 3),
-        (Parcel("weights", W), [], {}, 7),
-        (Parcel("weights", W, privacy=RECORD), [[0]], {}, 1),  # a quarter of 8 images may be those of patient 1
-        (Parcel("weights", W, privacy=RECORD), [[0]], {"max_epsilon": 3.0}, 7),
-        (Parcel("generator", W), [[0]], {"generator": SimpleNamespace(batch_size=4)}, 3),
-        (Parcel("synthetic-images", W), [[0]], {"generator": SimpleNamespace(batch_size=8)}, 7),
-    ],
-)
+@pytest.mark.parametrize(("parcel", "used", "settings", "patients"), [
+    (Parcel("weights", W), [[0, 1, 2], [2, 3]], {}, 3),
+    (Parcel("weights", W), [], {}, 7),
+    (Parcel("weights", W, privacy=RECORD), [[0]], {}, 1),  # a quarter of 8 images may be those of patient 1
+    (Parcel("weights", W, privacy=RECORD), [[0]], {"max_epsilon": 3.0}, 7),
+    (Parcel("generator", W), [[0]], {"generator": SimpleNamespace(batch_size=4)}, 3),
+    (Parcel("synthetic-images", W), [[0]], {"generator": SimpleNamespace(batch_size=8)}, 7),
+])  # fmt: skip
 def test_patients_behind_a_parcel(parcel, used, settings, patients):
     assert patients_behind(spec(**settings), turn(used), parcel) == patients
 
@@ -129,18 +126,15 @@ def test_patients_are_those_of_the_smallest_split_or_batch():
     assert count(("validation",), weights) == 2
 
 
-@pytest.mark.parametrize(
-    ("used", "least", "refused"),
-    [
-        ([[0, 1]], 2, True),  # two images of one patient
-        ([[0, 1]], 3, False),  # too few images, which is public: the gate says so
-        ([[0, 1]], 1, False),
-        ([[0, 0, 2]], 2, False),  # two patients
-        ([[0], [1, 2]], 3, True),
-        ([], 0, False),
-        ([], 9, False),
-    ],
-)
+@pytest.mark.parametrize(("used", "least", "refused"), [
+    ([[0, 1]], 2, True),  # two images of one patient
+    ([[0, 1]], 3, False),  # too few images, which is public: the gate says so
+    ([[0, 1]], 1, False),
+    ([[0, 0, 2]], 2, False),  # two patients
+    ([[0], [1, 2]], 3, True),
+    ([], 0, False),
+    ([], 9, False),
+])  # fmt: skip
 def test_drawn_images_of_too_few_patients_suspend(used, least, refused):
     layer = DrawnPatients(SimpleNamespace(spec=SimpleNamespace(policy=Policy(min_cohort=least)), sites=None))
     if not refused:

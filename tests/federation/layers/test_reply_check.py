@@ -65,15 +65,12 @@ def test_metrics_and_statistics_have_few_numbers():
         check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14 + 1)}))
 
 
-@pytest.mark.parametrize(
-    ("parcels", "words"),
-    [
-        ((), "no parcel of kind 'weights' came for 'train'"),
-        ((Parcel("statistics", {}),), "no parcel of kind 'weights' came for 'train'"),
-        ((weights(), Parcel("metrics", {})), "a parcel of kind 'metrics' came, which 'train' does not release"),
-        ((weights(), weights()), "two parcels of kind 'weights' came for 'train'"),
-    ],
-)
+@pytest.mark.parametrize(("parcels", "words"), [
+    ((), "no parcel of kind 'weights' came for 'train'"),
+    ((Parcel("statistics", {}),), "no parcel of kind 'weights' came for 'train'"),
+    ((weights(), Parcel("metrics", {})), "a parcel of kind 'metrics' came, which 'train' does not release"),
+    ((weights(), weights()), "two parcels of kind 'weights' came for 'train'"),
+])  # fmt: skip
 def test_a_reply_has_the_kinds_that_its_operation_releases(parcels, words):
     check(weights())
     check(weights(), Parcel("statistics", {}))
@@ -112,16 +109,13 @@ def test_what_a_method_would_stop_for_is_the_failure_of_one_site_as_are_false_la
     check(wrong, checker=ReplyCheck(None), operation="label")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "right"),
-    [
-        *(({"samples": 1}, True), ({"samples": 10**8}, True), ({"samples": 10**8 + 1}, False)),
-        *(({"samples": 0}, False), ({"samples": -1}, False), ({"samples": True}, False), ({"samples": "3"}, False)),
-        *(({"steps": 0}, True), ({"steps": 10**6}, True), ({"steps": 10**6 + 1}, False), ({"steps": -1}, False)),
-        *(({"expected": 0.0}, True), ({"expected": 1e8}, True), ({"expected": 1e8 + 1}, False)),
-        *(({"expected": -0.5}, False), ({"loss": -3.0}, True), ({"loss": None}, False), ({"loss": True}, False)),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "right"), [
+    *(({"samples": 1}, True), ({"samples": 10**8}, True), ({"samples": 10**8 + 1}, False)),
+    *(({"samples": 0}, False), ({"samples": -1}, False), ({"samples": True}, False), ({"samples": "3"}, False)),
+    *(({"steps": 0}, True), ({"steps": 10**6}, True), ({"steps": 10**6 + 1}, False), ({"steps": -1}, False)),
+    *(({"expected": 0.0}, True), ({"expected": 1e8}, True), ({"expected": 1e8 + 1}, False)),
+    *(({"expected": -0.5}, False), ({"loss": -3.0}, True), ({"loss": None}, False), ({"loss": True}, False)),
+])  # fmt: skip
 def test_numbers_that_a_coordinator_counts_with(metadata, right):
     if right:
         check(weights(**metadata))
@@ -142,15 +136,12 @@ def test_a_site_says_one_number_of_images_of_an_operation():
         check(weights(samples=6), checker=again)
 
 
-@pytest.mark.parametrize(
-    ("before", "norm", "right"),
-    [
-        ([3.0, 4.0, 0.0, 0.0], 5_199.0, True),
-        ([3.0, 4.0, 0.0, 0.0], 5_201.0, False),
-        ([0.0] * 4, 199.0, True),  # a bias begins at zero: each of 4 numbers may come to 0.1, times 1000
-        ([0.0] * 4, 201.0, False),
-    ],
-)
+@pytest.mark.parametrize(("before", "norm", "right"), [
+    ([3.0, 4.0, 0.0, 0.0], 5_199.0, True),
+    ([3.0, 4.0, 0.0, 0.0], 5_201.0, False),
+    ([0.0] * 4, 199.0, True),  # a bias begins at zero: each of 4 numbers may come to 0.1, times 1000
+    ([0.0] * 4, 201.0, False),
+])  # fmt: skip
 def test_weights_may_be_a_thousand_times_what_was_sent(before, norm, right):
     """1000 times the norm of 5, and 0.1 for each number: 1000 (5 + 0.1 sqrt 4) = 5200."""
     came, sent = weights(norm, 0.0, 0.0, 0.0), {"weights": weights(*before)}
@@ -261,17 +252,14 @@ def test_a_deployed_head_is_counter_signed_and_written_down(tmp_path):
     assert heads.summary()["a"].keys() == {"lines", "digest", "signature", "countersignature"}
 
 
-@pytest.mark.parametrize(
-    ("found", "fits"),
-    [
-        ((3, "d"), True),
-        ((4, "e"), True),
-        ((99, "e"), True),
-        ((3, "other"), False),
-        ((2, "d"), False),
-        ((1, "other"), False),
-    ],
-)
+@pytest.mark.parametrize(("found", "fits"), [
+    ((3, "d"), True),
+    ((4, "e"), True),
+    ((99, "e"), True),
+    ((3, "other"), False),
+    ((2, "d"), False),
+    ((1, "other"), False),
+])  # fmt: skip
 def test_a_ledger_grows_and_stays_the_same_one(tmp_path, found, fits):
     heads = Heads(tmp_path, KEYS)
     receive(heads, head(3))
@@ -363,17 +351,14 @@ def test_the_last_record_of_a_site_with_what_all_together_cover():
     assert Coverage(coverage.plain()).plain() == coverage.plain()
 
 
-@pytest.mark.parametrize(
-    ("parcel", "uncovered"),
-    [
-        (Parcel("weights", TENSORS), True),
-        (Parcel("weights", TENSORS, {"samples": 3}), True),
-        (Parcel("metrics", {}, {"loss": 0.5}), True),
-        (Parcel("metrics", {}, {"samples": 3, "steps": 9}), False),  # sizes count as public
-        (Parcel("metrics", {}), False),
-        (Parcel(min(OF_NO_IMAGE), TENSORS, {"anything": 1}), False),
-    ],
-)
+@pytest.mark.parametrize(("parcel", "uncovered"), [
+    (Parcel("weights", TENSORS), True),
+    (Parcel("weights", TENSORS, {"samples": 3}), True),
+    (Parcel("metrics", {}, {"loss": 0.5}), True),
+    (Parcel("metrics", {}, {"samples": 3, "steps": 9}), False),  # sizes count as public
+    (Parcel("metrics", {}), False),
+    (Parcel(min(OF_NO_IMAGE), TENSORS, {"anything": 1}), False),
+])  # fmt: skip
 def test_what_tells_something_of_images_without_a_record_is_uncovered(parcel, uncovered):
     assert noted(parcel).uncovered == ({parcel.kind} if uncovered else set())
 

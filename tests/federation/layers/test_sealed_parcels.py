@@ -159,22 +159,19 @@ def named(site):
     return lambda parcel: Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": site})
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (box(flipped), "the sealed weights of site 'a' do not open: it was changed on its way"),
-        (box(lambda sent: sent[:20]), "do not open"),
-        (box(lambda sent: sent[:0]), "do not open"),
-        (box(torch.Tensor.float), "what came sealed from site 'a' is no box"),
-        (box(lambda sent: sent[: len(sent) // 4 * 4].reshape(-1, 4)), "what came sealed from site 'a' is no box"),
-        (named("c"), "the sealed weights of site 'c' do not open"),
-        (named("z"), "the sealed weights of site 'z' do not open"),
-        (
-            lambda _: Parcel("weights", {"w": SECRET * 0}),
-            "'take' takes what another site sealed, and weights came open",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    (box(flipped), "the sealed weights of site 'a' do not open: it was changed on its way"),
+    (box(lambda sent: sent[:20]), "do not open"),
+    (box(lambda sent: sent[:0]), "do not open"),
+    (box(torch.Tensor.float), "what came sealed from site 'a' is no box"),
+    (box(lambda sent: sent[: len(sent) // 4 * 4].reshape(-1, 4)), "what came sealed from site 'a' is no box"),
+    (named("c"), "the sealed weights of site 'c' do not open"),
+    (named("z"), "the sealed weights of site 'z' do not open"),
+    (
+        lambda _: Parcel("weights", {"w": SECRET * 0}),
+        "'take' takes what another site sealed, and weights came open",
+    ),
+])  # fmt: skip
 def test_a_parcel_that_was_tampered_with_is_refused(make, change, reason):
     federation = make(meddling(change))
     failure = federation.forward("a", "hand_over", "b", "take")

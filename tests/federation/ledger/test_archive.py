@@ -181,17 +181,14 @@ def test_what_was_received_counts_until_the_turn_is_over(site):
     assert [len(one.turn) for one in kept] == [1, 2, 0, 1]  # of weights that came twice the first are not kept
 
 
-@pytest.mark.parametrize(
-    ("kind", "tensor", "worth"),
-    [
-        *(("metrics", torch.zeros(2, dtype=torch.int64), True), ("metrics", torch.zeros(1, dtype=torch.int64), False)),
-        *(
-            ("metrics", torch.zeros(9), False),
-            ("statistics", torch.zeros(1, 1), True),
-            ("weights", torch.zeros(1), True),
-        ),
-        *(("metrics", torch.zeros(9, dtype=torch.int32), False), ("labels", torch.zeros(2, 2), False)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "tensor", "worth"), [
+    *(("metrics", torch.zeros(2, dtype=torch.int64), True), ("metrics", torch.zeros(1, dtype=torch.int64), False)),
+    *(
+        ("metrics", torch.zeros(9), False),
+        ("statistics", torch.zeros(1, 1), True),
+        ("weights", torch.zeros(1), True),
+    ),
+    *(("metrics", torch.zeros(9, dtype=torch.int32), False), ("labels", torch.zeros(2, 2), False)),
+])  # fmt: skip
 def test_sums_that_are_worth_keeping(kind, tensor, worth):
     assert is_worth_keeping(Parcel(kind, {"t": tensor})) is worth

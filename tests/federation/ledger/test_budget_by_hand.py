@@ -92,22 +92,19 @@ def test_lines_add_up_by_hand():
     assert (spent.bytes, spent.scores, spent.epsilon, spent.steps, spent.trained) == (10, 2, 1.5, 4, 7)
 
 
-@pytest.mark.parametrize(
-    ("records", "epsilon"),
-    [
-        # an older version wrote neither `trained` nor `after`
-        ([(1.0, 10, {}), (2.0, 20, {})], 2.0),
-        ([(1.0, 10, {}), (2.0, 20, {"trained": 1})], 2.0),
-        ([(1.0, 10, {"trained": 0}), (2.0, 10, {})], 2.0),
-        ([(1.0, 10, {"trained": 1}), (2.0, 20, {})], 3.0),
-        ([(1.0, 10, {"trained": 1}), (2.0, 20, {"trained": 2, "after": 1})], 2.0),
-        ([(1.0, 10, {"trained": 1}), (2.0, 20, {"trained": 2, "after": 0})], 3.0),
-        ([(1.0, 10, {"trained": 1}), (2.0, 9, {"trained": 2, "after": 1})], 3.0),
-        ([(2.0, 10, {"trained": 1}), (1.0, 10, {"trained": 1})], 2.0),
-        ([(2.0, 10, {"trained": 1}), (0.25, 9, {"trained": 2})], 2.25),
-        ([(1.0, 9, {"trained": 1}), (2.0, 8, {"trained": 1}), (4.0, 7, {"trained": 1})], 7.0),
-    ],
-)
+@pytest.mark.parametrize(("records", "epsilon"), [
+    # an older version wrote neither `trained` nor `after`
+    ([(1.0, 10, {}), (2.0, 20, {})], 2.0),
+    ([(1.0, 10, {}), (2.0, 20, {"trained": 1})], 2.0),
+    ([(1.0, 10, {"trained": 0}), (2.0, 10, {})], 2.0),
+    ([(1.0, 10, {"trained": 1}), (2.0, 20, {})], 3.0),
+    ([(1.0, 10, {"trained": 1}), (2.0, 20, {"trained": 2, "after": 1})], 2.0),
+    ([(1.0, 10, {"trained": 1}), (2.0, 20, {"trained": 2, "after": 0})], 3.0),
+    ([(1.0, 10, {"trained": 1}), (2.0, 9, {"trained": 2, "after": 1})], 3.0),
+    ([(2.0, 10, {"trained": 1}), (1.0, 10, {"trained": 1})], 2.0),
+    ([(2.0, 10, {"trained": 1}), (0.25, 9, {"trained": 2})], 2.25),
+    ([(1.0, 9, {"trained": 1}), (2.0, 8, {"trained": 1}), (4.0, 7, {"trained": 1})], 7.0),
+])  # fmt: skip
 def test_a_record_that_does_not_follow_the_one_before_it_adds_to_it(records, epsilon):
     spent = Spent()
     for price, steps, named in records:
@@ -223,13 +220,10 @@ def test_private_work_is_alone_where_epsilon_is_limited(runs, policy, private, a
     assert (runs.folder.parent / FOLDER).stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        (Reserved(11, 0), "more bytes would have left this site than the 10"),
-        (Reserved(0, 3), "3 scores would have left this site"),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "sentence"), [
+    (Reserved(11, 0), "more bytes would have left this site than the 10"),
+    (Reserved(0, 3), "3 scores would have left this site"),
+])  # fmt: skip
 def test_work_that_the_budget_does_not_cover_is_not_begun(runs, wanted, sentence):
     budget = runs.budget(max_bytes=10, max_scores=2)
     with pytest.raises(OverBudget, match=sentence), budget.reserved(wanted, private=False):
@@ -254,20 +248,17 @@ def test_private_work_is_not_begun_once_other_runs_have_spent_epsilon(runs):
             pass
 
 
-@pytest.mark.parametrize(
-    ("parcel", "content", "size"),
-    [
-        (Parcel("weights", {}), False, False),
-        (Parcel("weights", {}, {"samples": 3, "steps": 9}), False, False),
-        (Parcel("weights", {"w": torch.ones(1)}), True, False),
-        (Parcel("weights", {}, {"loss": 0.5}), True, True),
-        (Parcel("weights", {"w": torch.ones(1)}, {"samples": 3, "loss": 0.5}), True, True),
-        (Parcel("keys", {"a": torch.ones(1)}), False, False),
-        (shortened(Parcel("weights", {"w": torch.ones(40, 40)}), "int8"), True, True),
-        (Parcel("shares", {}, {"sum": "x"}), False, True),
-        (Parcel("synthetic-images", {"x": torch.zeros(1, 1, 2, 2)}, compressed=("x",)), True, True),
-    ],
-)
+@pytest.mark.parametrize(("parcel", "content", "size"), [
+    (Parcel("weights", {}), False, False),
+    (Parcel("weights", {}, {"samples": 3, "steps": 9}), False, False),
+    (Parcel("weights", {"w": torch.ones(1)}), True, False),
+    (Parcel("weights", {}, {"loss": 0.5}), True, True),
+    (Parcel("weights", {"w": torch.ones(1)}, {"samples": 3, "loss": 0.5}), True, True),
+    (Parcel("keys", {"a": torch.ones(1)}), False, False),
+    (shortened(Parcel("weights", {"w": torch.ones(40, 40)}), "int8"), True, True),
+    (Parcel("shares", {}, {"sum": "x"}), False, True),
+    (Parcel("synthetic-images", {"x": torch.zeros(1, 1, 2, 2)}, compressed=("x",)), True, True),
+])  # fmt: skip
 def test_what_the_content_and_the_size_of_a_parcel_tell(parcel, content, size):
     assert (tells_something(parcel), size_tells_something(parcel)) == (content, size)
 
@@ -297,13 +288,10 @@ def test_epsilon_of_a_patient_is_that_of_all_images(images, unit, counts_for):
     assert Price(1e-5, images=images)(told) == group_epsilon([Mechanism(**MECHANISM)], 1e-5, counts_for, "prv")
 
 
-@pytest.mark.parametrize(
-    ("cases", "unit", "images"),
-    [
-        *(([1, 1, 2, 1], "patient", 3), ([1, 2, 3, 4], "patient", 1), (None, "patient", None)),
-        *(([1, 1, 2, 1], "image", 1), (None, "image", 1), ([], "patient", 1)),
-    ],
-)
+@pytest.mark.parametrize(("cases", "unit", "images"), [
+    *(([1, 1, 2, 1], "patient", 3), ([1, 2, 3, 4], "patient", 1), (None, "patient", None)),
+    *(([1, 1, 2, 1], "image", 1), (None, "image", 1), ([], "patient", 1)),
+])  # fmt: skip
 def test_the_price_of_a_site(cases, unit, images):
     count = 4 if cases is None else len(cases)
     known = None if cases is None else np.array(cases, np.int64)

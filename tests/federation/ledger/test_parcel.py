@@ -142,22 +142,18 @@ def declared(kind, metadata) -> str:
     return json.dumps({"kind": kind, "metadata": metadata})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[]",
-        b"null",
-        b"\xff\xfe",
-        b'{"__metadata__": {}}',
-        b'{"__metadata__": {"parcel": "{"}}',
-        b'{"__metadata__": {"parcel": "[]"}}',
-        b'{"__metadata__": {"parcel": 3}}',
-        b'{"__metadata__": "parcel"}',
-        b"[" * 100_000,
-        b'{"__metadata__": {"parcel": "' + b"[" * 100_000 + b'"}}',
-    ],
-    ids=lambda text: text[:24].decode(errors="replace"),
-)
+@pytest.mark.parametrize("text", [
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b'{"__metadata__": {}}',
+    b'{"__metadata__": {"parcel": "{"}}',
+    b'{"__metadata__": {"parcel": "[]"}}',
+    b'{"__metadata__": {"parcel": 3}}',
+    b'{"__metadata__": "parcel"}',
+    b"[" * 100_000,
+    b'{"__metadata__": {"parcel": "' + b"[" * 100_000 + b'"}}',
+], ids=lambda text: text[:24].decode(errors="replace"))  # fmt: skip
 def test_a_header_that_says_something_else_is_rejected(text):
     with pytest.raises(ParcelRejected):
         decode(with_header(text))
@@ -181,17 +177,14 @@ def changed(**tensors) -> Parcel:
     return Parcel("weights", {name: tensor for name, tensor in merged.items() if tensor is not None})
 
 
-@pytest.mark.parametrize(
-    ("parcel", "message"),
-    [
-        (Parcel("gradients", a_parcel().tensors), "kind 'gradients' came where 'weights' was expected"),
-        (changed(a=torch.zeros(2, 3, dtype=torch.float64)), "'a' is torch.float64"),
-        (changed(a=torch.zeros(3, 2)), r"'a' is torch.float32 \(3, 2\), expected torch.float32 \(2, 3\)"),
-        (changed(a=torch.zeros(6)), "'a'"),
-        (changed(b=None), r"missing tensors \['b'\]"),
-        (changed(c=torch.zeros(1)), r"unexpected tensors \['c'\]"),
-    ],
-)
+@pytest.mark.parametrize(("parcel", "message"), [
+    (Parcel("gradients", a_parcel().tensors), "kind 'gradients' came where 'weights' was expected"),
+    (changed(a=torch.zeros(2, 3, dtype=torch.float64)), "'a' is torch.float64"),
+    (changed(a=torch.zeros(3, 2)), r"'a' is torch.float32 \(3, 2\), expected torch.float32 \(2, 3\)"),
+    (changed(a=torch.zeros(6)), "'a'"),
+    (changed(b=None), r"missing tensors \['b'\]"),
+    (changed(c=torch.zeros(1)), r"unexpected tensors \['c'\]"),
+])  # fmt: skip
 def test_what_the_receiver_does_not_expect_is_rejected(parcel, message):
     expected = Expected.like("weights", LIKE)
     expected.check(decode(a_parcel().encoded))
@@ -221,24 +214,20 @@ def test_a_call_comes_back_as_it_was_sent(carried, arguments):
     assert {n: content(p) for n, p in back.parcels.items()} == {n: content(p) for n, p in carried.items()}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"header": {}, "lengths": [-3, 6]}',
-        '{"header": {}, "lengths": ["3"]}',
-        '{"header": {}, "lengths": [3.0]}',
-        '{"header": {}, "lengths": 3}',
-        '{"header": {}, "lengths": [true, 2]}',
-        '{"header": [], "lengths": [3]}',
-        '{"lengths": [3]}',
-        "[]",
-        '{"header": {}, "lengths": {}}',
-        "[" * 100_000,
-        "nonsense",
-        "",
-    ],
-    ids=lambda text: text[:40],
-)
+@pytest.mark.parametrize("text", [
+    '{"header": {}, "lengths": [-3, 6]}',
+    '{"header": {}, "lengths": ["3"]}',
+    '{"header": {}, "lengths": [3.0]}',
+    '{"header": {}, "lengths": 3}',
+    '{"header": {}, "lengths": [true, 2]}',
+    '{"header": [], "lengths": [3]}',
+    '{"lengths": [3]}',
+    "[]",
+    '{"header": {}, "lengths": {}}',
+    "[" * 100_000,
+    "nonsense",
+    "",
+], ids=lambda text: text[:40])  # fmt: skip
 def test_a_message_with_a_strange_header_is_rejected(text):
     with pytest.raises(ParcelRejected):
         unpack(with_header(text.encode(), b"abc"))

@@ -48,14 +48,11 @@ def test_a_description_of_other_types(told):
     assert decode(described(privacy=None)).privacy is None
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {},
-        {"a": torch.ones(2)},
-        {"b": torch.ones(3, 5), "a": torch.arange(3), "c": torch.ones(7, dtype=torch.bfloat16), "d": torch.ones(0, 2)},
-    ],
-)
+@pytest.mark.parametrize("tensors", [
+    {},
+    {"a": torch.ones(2)},
+    {"b": torch.ones(3, 5), "a": torch.arange(3), "c": torch.ones(7, dtype=torch.bfloat16), "d": torch.ones(0, 2)},
+])  # fmt: skip
 def test_the_header_is_what_safetensors_writes(tensors):
     found = Parcel("weights", tensors).layout
     assert found.order is not None

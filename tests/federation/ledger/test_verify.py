@@ -202,15 +202,12 @@ def test_a_run_folder_tells_of_heads_in_its_result_checkpoint_and_received_lines
     ]
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("result.json", "{", "result.json: is damaged"),
-        ("result.json", "[]", "result.json: is damaged"),
-        ("result.json", '{"ledgers": {"a": {}}}', "what it says about the ledger of site 'a' is damaged"),
-        ("checkpoint/manifest.json", '{"plain": 3}', "manifest.json: is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "words"), [
+    ("result.json", "{", "result.json: is damaged"),
+    ("result.json", "[]", "result.json: is damaged"),
+    ("result.json", '{"ledgers": {"a": {}}}', "what it says about the ledger of site 'a' is damaged"),
+    ("checkpoint/manifest.json", '{"plain": 3}', "manifest.json: is damaged"),
+])  # fmt: skip
 def test_a_witness_that_is_damaged_is_named(tmp_path, file, text, words):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / file).write_text(text)

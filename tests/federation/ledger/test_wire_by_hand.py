@@ -74,19 +74,16 @@ def test_differences_of_every_type(dtype):
 
 
 @pytest.mark.parametrize("encoding", ["fp16", "int8"])
-@pytest.mark.parametrize(
-    ("tensor", "shortened"),
-    [
-        (torch.ones(SMALLEST), True),
-        (torch.ones(SMALLEST - 1), False),
-        (torch.ones(SMALLEST, dtype=torch.float64), False),
-        (torch.ones(SMALLEST, dtype=torch.int64), False),
-        (torch.full((SMALLEST,), 0.99 * LARGEST), True),
-        (torch.full((SMALLEST,), -1.01 * LARGEST), False),
-        (torch.full((SMALLEST,), 1.5e38), False),
-        (torch.full((SMALLEST,), math.nan), False),
-    ],
-)
+@pytest.mark.parametrize(("tensor", "shortened"), [
+    (torch.ones(SMALLEST), True),
+    (torch.ones(SMALLEST - 1), False),
+    (torch.ones(SMALLEST, dtype=torch.float64), False),
+    (torch.ones(SMALLEST, dtype=torch.int64), False),
+    (torch.full((SMALLEST,), 0.99 * LARGEST), True),
+    (torch.full((SMALLEST,), -1.01 * LARGEST), False),
+    (torch.full((SMALLEST,), 1.5e38), False),
+    (torch.full((SMALLEST,), math.nan), False),
+])  # fmt: skip
 def test_tensors_that_are_rounded(encoding, tensor, shortened):
     for base in ({}, {"w": tensor}):
         blobs, described = pack({"w": tensor}, encoding, base)
@@ -125,17 +122,13 @@ def test_memory_is_bounded_by_what_is_unpacked_and_by_what_it_is_unpacked_from(s
     assert refusal({"w": packed(raw)}, told(shape=shape), limit=most - 1) == sentence
 
 
-@pytest.mark.parametrize(
-    "blob",
-    [
-        packed(INT8[:-1]),
-        packed(INT8 + b"\0"),
-        packed(INT8 + bytes(1000)),
-        packed(INT8)[:-1],
-        torch.cat([packed(INT8), torch.zeros(1, dtype=torch.uint8)]),
-    ],
-    ids=["one too few", "one too many", "many too many", "cut short", "something after it"],
-)
+@pytest.mark.parametrize("blob", [
+    packed(INT8[:-1]),
+    packed(INT8 + b"\0"),
+    packed(INT8 + bytes(1000)),
+    packed(INT8)[:-1],
+    torch.cat([packed(INT8), torch.zeros(1, dtype=torch.uint8)]),
+], ids=["one too few", "one too many", "many too many", "cut short", "something after it"])  # fmt: skip
 def test_other_bytes_than_declared(blob):
     assert refusal({"w": blob}, told()) == f"other bytes came than the {len(INT8)} that it declares"
 
@@ -174,19 +167,16 @@ def test_codes_are_packed_by_hand_and_piece_by_piece(monkeypatch):
     assert torch.equal(unpack_codes(at_once, 300, (7, 5, 5)), codes)
 
 
-@pytest.mark.parametrize(
-    ("words", "work"),
-    [
-        ("run from 0 to 4, but the codebook has 4", lambda: pack_codes(torch.tensor([4, 0]), 4)),
-        ("run from -1 to 3, but the codebook has 4", lambda: pack_codes(torch.tensor([3, -1]), 4)),
-        ("4 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
-        ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, dtype=torch.int8), 4, (4,))),
-        ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
-        ("not 9 codes of 2 bits", lambda: unpack_codes(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
-        ("hold code 3", lambda: unpack_codes(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
-        ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
-    ],
-)
+@pytest.mark.parametrize(("words", "work"), [
+    ("run from 0 to 4, but the codebook has 4", lambda: pack_codes(torch.tensor([4, 0]), 4)),
+    ("run from -1 to 3, but the codebook has 4", lambda: pack_codes(torch.tensor([3, -1]), 4)),
+    ("4 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
+    ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, dtype=torch.int8), 4, (4,))),
+    ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
+    ("not 9 codes of 2 bits", lambda: unpack_codes(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
+    ("hold code 3", lambda: unpack_codes(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
+    ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
+])  # fmt: skip
 def test_faults_are_named(words: str, work):
     with pytest.raises(BadInput, match=words):
         work()

@@ -310,17 +310,13 @@ def test_a_site_without_a_mask_key_is_left_out(five, key):
     assert five.refusals() == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tensors: {"boxes": tensors["boxes"]},
-        lambda tensors: {**tensors, "boxes": tensors["boxes"][:-1]},
-        lambda tensors: {**tensors, "boxes": tensors["boxes"][:, :-1]},
-        lambda tensors: {**tensors, "commitment": tensors["commitment"][:-1]},
-        lambda tensors: {**tensors, "commitment": tensors["commitment"].float()},
-    ],
-    ids=["no commitment", "a box less", "short boxes", "a short commitment", "another type"],
-)
+@pytest.mark.parametrize("change", [
+    lambda tensors: {"boxes": tensors["boxes"]},
+    lambda tensors: {**tensors, "boxes": tensors["boxes"][:-1]},
+    lambda tensors: {**tensors, "boxes": tensors["boxes"][:, :-1]},
+    lambda tensors: {**tensors, "commitment": tensors["commitment"][:-1]},
+    lambda tensors: {**tensors, "commitment": tensors["commitment"].float()},
+], ids=["no commitment", "a box less", "short boxes", "a short commitment", "another type"])  # fmt: skip
 def test_boxes_of_another_form_are_named(five, change):
     replace_reply(five, "give_shares", lambda parcel: Parcel("shares", change(parcel.tensors), parcel.metadata))
     with pytest.raises(WorkFailed, match="site 'di' sent boxes of shares of another form"):

@@ -210,14 +210,11 @@ def test_what_a_sum_says_by_hand():
             parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *("weights", ["weights", "w", "float32"], ["labels", "w", "float32", [2]], ["weights", 7, "float32", [2]]),
-        *(["weights", "w", "save", [2]], ["weights", "w", 7, [2]], ["weights", "w", "float32", 2]),
-        *(["weights", "w", "float32", [-1]], ["weights", "w", "float32", [True]], ["weights", "w", "float32", [2.0]]),
-    ],
-)
+@pytest.mark.parametrize("entry", [
+    *("weights", ["weights", "w", "float32"], ["labels", "w", "float32", [2]], ["weights", 7, "float32", [2]]),
+    *(["weights", "w", "save", [2]], ["weights", "w", 7, [2]], ["weights", "w", "float32", 2]),
+    *(["weights", "w", "float32", [-1]], ["weights", "w", "float32", [True]], ["weights", "w", "float32", [2.0]]),
+])  # fmt: skip
 def test_a_layout_that_says_something_else_is_refused(entry):
     numbers = torch.zeros(5, dtype=torch.int64)
     check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])

@@ -77,18 +77,15 @@ def test_the_tensor_that_does_not_fit_is_named():
         row_of([parcel], mean=True, weighting="samples", bits=24)
 
 
-@pytest.mark.parametrize(
-    ("layout", "numbers", "right"),
-    [
-        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, dtype=torch.int64), True),
-        ([], torch.zeros(3, dtype=torch.int64), True),
-        ([["weights", "w", "float32", [2, 3]]], torch.zeros(8, dtype=torch.int64), False),
-        ([["weights", "w", "float32", [2, 3]]], torch.zeros(10, dtype=torch.int64), False),
-        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9), False),
-        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, 1, dtype=torch.int64), False),
-        ([["weights", "w", "float32", [2**40, 2**40]]], torch.zeros(3, dtype=torch.int64), False),
-    ],
-)
+@pytest.mark.parametrize(("layout", "numbers", "right"), [
+    ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, dtype=torch.int64), True),
+    ([], torch.zeros(3, dtype=torch.int64), True),
+    ([["weights", "w", "float32", [2, 3]]], torch.zeros(8, dtype=torch.int64), False),
+    ([["weights", "w", "float32", [2, 3]]], torch.zeros(10, dtype=torch.int64), False),
+    ([["weights", "w", "float32", [2, 3]]], torch.zeros(9), False),
+    ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, 1, dtype=torch.int64), False),
+    ([["weights", "w", "float32", [2**40, 2**40]]], torch.zeros(3, dtype=torch.int64), False),
+])  # fmt: skip
 def test_a_row_is_as_long_as_its_layout_says(layout, numbers, right):
     if right:
         check_layout(layout, numbers, ["weights"])
@@ -117,19 +114,16 @@ def row(kind, values, tail=(1, 0, 1), layout=True):
     return Parcel(kind, {"numbers": numbers}, {"layout": entries if layout is True else layout})
 
 
-@pytest.mark.parametrize(
-    ("parcels", "words"),
-    [
-        ((), "parcels of no kind came, and weights, statistics were asked"),
-        ((row("weights", [1]),), "parcels of weights came, and weights, statistics were asked"),
-        ((row("weights", [1]), row("weights", [1])), "parcels of weights, weights came"),
-        ((row("weights", [1]), Parcel("statistics", {"s": torch.ones(1)})), "a summand holds 'numbers', and"),
-        ((row("weights", [1], layout=None), row("statistics", [1])), "layout is no list"),
-        ((row("weights", [2**60]), row("statistics", [1])), "numbers beyond 2\\^53"),
-        ((row("weights", [1], (1, 0, 2)), row("statistics", [1])), "does not count as one site"),
-        ((row("weights", [1]), row("statistics", [1], layout=[["weights", "w", "float32", [1]]])), "layout is no list"),
-    ],
-)
+@pytest.mark.parametrize(("parcels", "words"), [
+    ((), "parcels of no kind came, and weights, statistics were asked"),
+    ((row("weights", [1]),), "parcels of weights came, and weights, statistics were asked"),
+    ((row("weights", [1]), row("weights", [1])), "parcels of weights, weights came"),
+    ((row("weights", [1]), Parcel("statistics", {"s": torch.ones(1)})), "a summand holds 'numbers', and"),
+    ((row("weights", [1], layout=None), row("statistics", [1])), "layout is no list"),
+    ((row("weights", [2**60]), row("statistics", [1])), "numbers beyond 2\\^53"),
+    ((row("weights", [1], (1, 0, 2)), row("statistics", [1])), "does not count as one site"),
+    ((row("weights", [1]), row("statistics", [1], layout=[["weights", "w", "float32", [1]]])), "layout is no list"),
+])  # fmt: skip
 def test_a_reply_that_is_no_row_is_refused(parcels, words):
     call = Call("a", "both", 1)
     sums().check(call, Reply("a", (row("statistics", [1]), row("weights", [2**53]))))

@@ -29,17 +29,14 @@ def head_commands(name: str) -> list[list[str]]:
     return [shlex.split(re.sub(r"\(.*|, then.*", "", text)) for text in found]
 
 
-@pytest.mark.parametrize(
-    ("of", "settings", "method", "table", "kept"),
-    [
-        ("cwt-replay", {"replay.ratio": 2}, "cwt", "replay", False),
-        ("cwt-replay", {"replay.ratio": 2}, "centralized", "replay", False),
-        ("cwt-replay", {"replay.ratio": 2}, "fedavg-replay", "replay", True),
-        ("fedavg", {"replay.ratio": 2}, "cwt", "replay", True),  # a plain method with a table hands it on
-        ("feder", {"tuning.alpha": 0.5}, "fedavg", "tuning", False),
-        ("feder", {"tuning.alpha": 0.5}, "feder-a", "tuning", True),
-    ],
-)
+@pytest.mark.parametrize(("of", "settings", "method", "table", "kept"), [
+    ("cwt-replay", {"replay.ratio": 2}, "cwt", "replay", False),
+    ("cwt-replay", {"replay.ratio": 2}, "centralized", "replay", False),
+    ("cwt-replay", {"replay.ratio": 2}, "fedavg-replay", "replay", True),
+    ("fedavg", {"replay.ratio": 2}, "cwt", "replay", True),  # a plain method with a table hands it on
+    ("feder", {"tuning.alpha": 0.5}, "fedavg", "tuning", False),
+    ("feder", {"tuning.alpha": 0.5}, "feder-a", "tuning", True),
+])  # fmt: skip
 def test_which_tables_another_method_gets(tiny, of, settings, method, table, kept):
     study = tiny(of, settings)
     assert getattr(for_method(study, method, {}), table) == (getattr(study, table) if kept else None)

@@ -92,25 +92,22 @@ def test_ties_go_by_the_loss_and_then_by_the_order(tiny):
     assert best_of(rows[:1], ages) == {}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--over", "optimizer.lrr=1,2"], "optimizer.lrr"),
-        (["--over", "optimizer.lr=1,-2"], "optimizer.lr"),
-        (["--over", "optimizer.lr="], "write it as table.setting=value,value"),
-        (["--over", "optimizer.lr=1,1"], "each only once"),
-        (["--over", "optimizer.lr=1", "--over", "optimizer.lr=2"], "given twice"),
-        (["--over", "method.mu=1,2"], "none of the methods has this setting"),
-        (["--over", "fedprox:method.mu=1,2"], "'fedprox' is not among the methods, fedavg"),
-        (["--over", "data.seed=1,2"], "scores could not be compared"),
-        (["--over", "method.name=cwt,fedavg"], "scores could not be compared"),
-        (["--over", "optimizer.lr=1", "--methods", "cwtt"], "did you mean 'cwt'"),
-        (["--over", "optimizer.lr=1", "--seeds", "5"], "5 seeds of one choice of settings need 5 runs"),
-        (["--over", "optimizer.lr=1", "--set", "data.validation=0"], "needs validation images"),
-        (["--over", "optimizer.lr=1", "--folds", "5"], "1 seeds and 5 folds of one choice of settings need 5 runs"),
-        (["--over", "optimizer.lr=1", "--folds", "2", "--set", "data.tuning_fold=1/2"], "leave out one of the two"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--over", "optimizer.lrr=1,2"], "optimizer.lrr"),
+    (["--over", "optimizer.lr=1,-2"], "optimizer.lr"),
+    (["--over", "optimizer.lr="], "write it as table.setting=value,value"),
+    (["--over", "optimizer.lr=1,1"], "each only once"),
+    (["--over", "optimizer.lr=1", "--over", "optimizer.lr=2"], "given twice"),
+    (["--over", "method.mu=1,2"], "none of the methods has this setting"),
+    (["--over", "fedprox:method.mu=1,2"], "'fedprox' is not among the methods, fedavg"),
+    (["--over", "data.seed=1,2"], "scores could not be compared"),
+    (["--over", "method.name=cwt,fedavg"], "scores could not be compared"),
+    (["--over", "optimizer.lr=1", "--methods", "cwtt"], "did you mean 'cwt'"),
+    (["--over", "optimizer.lr=1", "--seeds", "5"], "5 seeds of one choice of settings need 5 runs"),
+    (["--over", "optimizer.lr=1", "--set", "data.validation=0"], "needs validation images"),
+    (["--over", "optimizer.lr=1", "--folds", "5"], "1 seeds and 5 folds of one choice of settings need 5 runs"),
+    (["--over", "optimizer.lr=1", "--folds", "2", "--set", "data.tuning_fold=1/2"], "leave out one of the two"),
+])  # fmt: skip
 def test_bad_settings_are_one_sentence_before_the_first_run(tiny, tmp_path, capsys, arguments, message):
     file = tmp_path / "study.toml"
     file.write_text(tiny("fedavg").to_toml())

@@ -142,17 +142,14 @@ def grey(mean, spread):
     return (mean + np.concatenate([half, -half])).astype(np.uint8).reshape(8, 8)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "words"),
-    [
-        (grey(100, 50), ""),
-        (grey(73, 50), ""),  # within half of the width and eight levels
-        (grey(71, 50), "brightness 71, and 90 to 110 there"),
-        (grey(100, 21), "contrast 21, and 40 to 60 there"),
-        (np.stack([grey(100, 50)] * 3, -1), ""),
-        (np.stack([grey(100, 50), grey(100, 50), grey(91, 50)], -1), "colour 9, and 0 to 0 there"),
-    ],
-)
+@pytest.mark.parametrize(("pixels", "words"), [
+    (grey(100, 50), ""),
+    (grey(73, 50), ""),  # within half of the width and eight levels
+    (grey(71, 50), "brightness 71, and 90 to 110 there"),
+    (grey(100, 21), "contrast 21, and 40 to 60 there"),
+    (np.stack([grey(100, 50)] * 3, -1), ""),
+    (np.stack([grey(100, 50), grey(100, 50), grey(91, 50)], -1), "colour 9, and 0 to 0 there"),
+])  # fmt: skip
 def test_what_is_outside_is_said(pixels, words):
     """Colour is that of the file: preparation takes it away."""
     image = (pixels if pixels.ndim == 2 else pixels[..., 0])[None]

@@ -175,23 +175,19 @@ def test_what_is_written_is_read(tmp_path):
         found.column("age")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"site": np.array([0, 0, 1, 2])},
-        {"site": np.array([0.0, 0, 1, 1])},
-        {"labels": np.array([0, 1, 0, 5])},
-        {"labels": np.array([0, 1, 0])},
-        {"predictions": np.zeros((4, 2, 2))},
-        {"predictions": None},
-        {"like": "divination"},
-        {"columns": np.full((4, 2), "x")},
-        {"columns": None},
-        {"examples": np.array([7]), "masks": np.zeros((1, 2, 2), np.uint8)},
-        {"sites": np.array([1, 2])},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"site": np.array([0, 0, 1, 2])},
+    {"site": np.array([0.0, 0, 1, 1])},
+    {"labels": np.array([0, 1, 0, 5])},
+    {"labels": np.array([0, 1, 0])},
+    {"predictions": np.zeros((4, 2, 2))},
+    {"predictions": None},
+    {"like": "divination"},
+    {"columns": np.full((4, 2), "x")},
+    {"columns": None},
+    {"examples": np.array([7]), "masks": np.zeros((1, 2, 2), np.uint8)},
+    {"sites": np.array([1, 2])},
+], ids=str)  # fmt: skip
 def test_arrays_that_do_not_fit_each_other_are_refused(changes, tmp_path):
     write_cases(a_case(**changes), tmp_path, "test")
     with pytest.raises(BadInput, match=r"test\.npz: is damaged"):

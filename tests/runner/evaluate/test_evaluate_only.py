@@ -118,15 +118,12 @@ def test_sites_that_lack_a_class_are_said_so(study, trained):
     assert "auc" not in found["metrics"]["per_site"]["site-1"]
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["healthy"], "write CLASS=CLASS_OF_MODEL"),
-        (["nowhere:healthy=diseased"], "there is no site 'nowhere'"),
-        (["helthy=diseased"], "did you mean 'healthy'"),
-        (["healthy=well"], "the model does not know 'well'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "sentence"), [
+    (["healthy"], "write CLASS=CLASS_OF_MODEL"),
+    (["nowhere:healthy=diseased"], "there is no site 'nowhere'"),
+    (["helthy=diseased"], "did you mean 'healthy'"),
+    (["healthy=well"], "the model does not know 'well'"),
+])  # fmt: skip
 def test_a_label_map_that_does_not_fit_is_refused(given, sentence):
     classes = ("healthy", "diseased")
     with pytest.raises(BadInput, match=sentence):
@@ -207,17 +204,14 @@ def test_a_secure_sum_tells_the_same_totals_only(study):
     assert secretly["pairwise_ks"] == {}
 
 
-@pytest.mark.parametrize(
-    ("counts", "told"),
-    [
-        ([20, 30, 40], [20, 30, 40]),
-        ([3, 30, 40], [0, 0, 40]),  # the complement: 30 would give 3 away
-        ([3, 2, 40], [0, 0, 40]),
-        ([1, 1, 30, 40], [0, 0, 0, 40]),  # 30 would give the two away
-        ([0, 30, 40], [0, 30, 40]),
-        ([4], [0]),
-    ],
-)
+@pytest.mark.parametrize(("counts", "told"), [
+    ([20, 30, 40], [20, 30, 40]),
+    ([3, 30, 40], [0, 0, 40]),  # the complement: 30 would give 3 away
+    ([3, 2, 40], [0, 0, 40]),
+    ([1, 1, 30, 40], [0, 0, 0, 40]),  # 30 would give the two away
+    ([0, 30, 40], [0, 30, 40]),
+    ([4], [0]),
+])  # fmt: skip
 def test_small_counts_and_their_complements_are_not_told(counts, told):
     cells = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     found, known = suppressed(Counted(torch.tensor(counts), cells), 5)

@@ -200,21 +200,18 @@ def test_a_bundle_runs_with_monais_own_command(bundle, model, pictures, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "torchscript"])
-@pytest.mark.parametrize(
-    ("backbone", "facts"),
-    [
-        ("small-cnn", {"size": 32}),
-        ("resnet18", {"size": 32, "norm": "group", "channels": 3}),
-        ("resnet18", {"size": 32, "input_size": 48}),
-        ("efficientnet-lite0", {"size": 64, "channels": 3}),
-        ("efficientnet-lite0-1024", {"size": 32, "input_size": 32, "head": "quadratic"}),
-        ("efficientnet-lite0-2048", {"size": 32, "head": "diagonal"}),
-        ("unet", {"size": 32, "task": {"name": "segmentation"}}),
-        ("unet-512", {"size": 32, "task": {"name": "segmentation"}}),
-        ("unet-efficientnet-lite0", {"size": 48, "channels": 3, "task": {"name": "segmentation"}}),
-        ("lenet5", {"task": {"name": "regression"}, "unit": "months", "label_range": (0.0, 240.0)}),
-    ],
-)
+@pytest.mark.parametrize(("backbone", "facts"), [
+    ("small-cnn", {"size": 32}),
+    ("resnet18", {"size": 32, "norm": "group", "channels": 3}),
+    ("resnet18", {"size": 32, "input_size": 48}),
+    ("efficientnet-lite0", {"size": 64, "channels": 3}),
+    ("efficientnet-lite0-1024", {"size": 32, "input_size": 32, "head": "quadratic"}),
+    ("efficientnet-lite0-2048", {"size": 32, "head": "diagonal"}),
+    ("unet", {"size": 32, "task": {"name": "segmentation"}}),
+    ("unet-512", {"size": 32, "task": {"name": "segmentation"}}),
+    ("unet-efficientnet-lite0", {"size": 48, "channels": 3, "task": {"name": "segmentation"}}),
+    ("lenet5", {"task": {"name": "regression"}, "unit": "months", "label_range": (0.0, 240.0)}),
+])  # fmt: skip
 def test_every_kind_of_network(backbone, facts, to, tmp_path):
     if to == "onnx":
         pytest.importorskip("onnxscript")

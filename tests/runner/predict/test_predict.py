@@ -110,17 +110,14 @@ def test_masks_are_written_as_pictures(tiny, undisturbed, pngs, tmp_path, capsys
     assert [int((mask > 0).sum()) for mask in drawn] == [row["pixels"] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--site", "site-1"], "--site: .* one model for all sites"),
-        (["--ensemble"], "--ensemble: .* one model for all sites"),
-        (["--site", "site-1", "--ensemble"], "--site: names one model, and --ensemble takes all"),
-        (["--masks", "x"], "--masks: this model does not draw masks"),
-        (["--json", "--out", "x.csv"], "--json: prints"),
-        (["--out", f"{__file__}/x.csv"], "is a file, not a folder"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["--site", "site-1"], "--site: .* one model for all sites"),
+    (["--ensemble"], "--ensemble: .* one model for all sites"),
+    (["--site", "site-1", "--ensemble"], "--site: names one model, and --ensemble takes all"),
+    (["--masks", "x"], "--masks: this model does not draw masks"),
+    (["--json", "--out", "x.csv"], "--json: prints"),
+    (["--out", f"{__file__}/x.csv"], "is a file, not a folder"),
+])  # fmt: skip
 def test_flags_that_do_not_fit_are_named(joined, pngs, arguments, sentence, capsys):
     image = str(sorted(pngs.iterdir())[0])
     assert run_app(["predict", str(joined.folder), image, *arguments]) == 2
@@ -207,21 +204,18 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
         load_predictor(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"task": {"name": "telepathy"}}, "task: no such choice: 'telepathy'"),
-        ({"task": {}}, "task: no such choice: 'None'"),
-        ({"task": {"name": "classification", "label_smoothing": 7}}, "task: 1 validation error"),
-        ({"backbones": {}}, "backbones Dictionary should have at least 1 item"),
-        ({"backbones": {"": "no-such-network"}}, "no-such-network"),
-        ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
-        ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
-        ({"size": 10**6}, r"size\S* Input should be less than or equal to 2048"),
-        ({"input_size": 10**9}, "input_size Input should be less than or equal to 2048"),
-        ({"size": 2048}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"task": {"name": "telepathy"}}, "task: no such choice: 'telepathy'"),
+    ({"task": {}}, "task: no such choice: 'None'"),
+    ({"task": {"name": "classification", "label_smoothing": 7}}, "task: 1 validation error"),
+    ({"backbones": {}}, "backbones Dictionary should have at least 1 item"),
+    ({"backbones": {"": "no-such-network"}}, "no-such-network"),
+    ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
+    ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
+    ({"size": 10**6}, r"size\S* Input should be less than or equal to 2048"),
+    ({"input_size": 10**9}, "input_size Input should be less than or equal to 2048"),
+    ({"size": 2048}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
+])  # fmt: skip
 def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sentence, capsys):
     """Whoever sends a model may write any card; the weights have their digest, and the card alone has none."""
     card, tensors = read_model_file(joined.folder / "model.safetensors")

@@ -61,19 +61,16 @@ def test_a_class_that_is_nearly_the_hospital_is_said(tiny, ill, said):
     assert list(advice.before(study, info)) == [], "a study that spreads images itself may mean it"
 
 
-@pytest.mark.parametrize(
-    ("settings", "info", "said"),
-    [
-        ({"optimizer.batch_size": 64}, counts(60), ["site 'north' has 60 training images, fewer than one batch of 64"]),
-        ({"evaluation.select": "best"}, counts(400, 12), ["12 validation images are too few to choose the best round"]),
-        ({}, counts(400, 12), []),  # the last round is not chosen
-        (
-            {},
-            counts(400) | {"left_out": {"south": 40}},
-            ["images of sites that sites.names does not list are left out: 40"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "info", "said"), [
+    ({"optimizer.batch_size": 64}, counts(60), ["site 'north' has 60 training images, fewer than one batch of 64"]),
+    ({"evaluation.select": "best"}, counts(400, 12), ["12 validation images are too few to choose the best round"]),
+    ({}, counts(400, 12), []),  # the last round is not chosen
+    (
+        {},
+        counts(400) | {"left_out": {"south": 40}},
+        ["images of sites that sites.names does not list are left out: 40"],
+    ),
+])  # fmt: skip
 def test_other_facts_of_study_and_images_are_said(tiny, settings, info, said):
     found = list(advice.before(tiny("fedavg", settings, local_steps=10), info))
     assert [one.startswith(words) for one, words in zip(found, said, strict=True)] == [True] * len(said)
@@ -100,15 +97,12 @@ def test_one_class_in_three_rounds_is_said_once():
 ONE, TWO = [[9, 0], [5, 0]], [[9, 0], [4, 1]]
 
 
-@pytest.mark.parametrize(
-    ("rounds", "best", "said"),
-    [
-        ([TWO, ONE], 1, True),
-        ([ONE, TWO], 0, True),  # what tells classes apart may come later
-        ([ONE, TWO], 1, False),
-        ([ONE, ONE], 1, False),  # no round is better: the scores at the end tell
-    ],
-)
+@pytest.mark.parametrize(("rounds", "best", "said"), [
+    ([TWO, ONE], 1, True),
+    ([ONE, TWO], 0, True),  # what tells classes apart may come later
+    ([ONE, TWO], 1, False),
+    ([ONE, ONE], 1, False),  # no round is better: the scores at the end tell
+])  # fmt: skip
 def test_a_chosen_round_of_one_class_is_said_where_another_tells_classes_apart(tiny, rounds, best, said):
     watch = Watch()
     for number, confusion in enumerate(rounds):
@@ -193,16 +187,13 @@ def test_masks_that_hit_nothing_are_said(tmp_path):
     assert said_of(SEGMENTATION, {"dice": 0.4}, parts(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("found", "poor"),
-    [
-        ({"psnr": 13.6, "code_usage_top": 0.02, "code_usage_bottom": 0.01}, True),
-        ({"psnr": 28.0, "code_usage_top": 0.02, "code_usage_bottom": 1.0}, False),
-        ({"psnr": 12.0}, True),
-        ({"psnr": 25.0}, False),
-        ({}, False),
-    ],
-)
+@pytest.mark.parametrize(("found", "poor"), [
+    ({"psnr": 13.6, "code_usage_top": 0.02, "code_usage_bottom": 0.01}, True),
+    ({"psnr": 28.0, "code_usage_top": 0.02, "code_usage_bottom": 1.0}, False),
+    ({"psnr": 12.0}, True),
+    ({"psnr": 25.0}, False),
+    ({}, False),
+])  # fmt: skip
 def test_a_poor_generator_is_said(found, poor):
     assert bool(advice.poor_replay(found)) == poor
 

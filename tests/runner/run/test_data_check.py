@@ -129,17 +129,14 @@ def test_a_study_that_is_fine_gets_no_hint(table):
     assert hints(table, label="age", label_range=(0, 20)) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"label": "age"}, "hint: the labels are 19 different numbers; if they are values and not classes"),
-        ({"label": "number"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
-        ({"label": "id"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
-        ({"label": "age", "label_range": (0, 228)}, "hint: labels are from 1 to 19, and data.label_range is from 0 to"),
-        ({"patient": "site", "site": ""}, "hint: 60 images are of 3 patients, which stay together"),
-        ({"patient": "region"}, "hint: each site has one patient; does the setting for patients name the right"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"label": "age"}, "hint: the labels are 19 different numbers; if they are values and not classes"),
+    ({"label": "number"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
+    ({"label": "id"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
+    ({"label": "age", "label_range": (0, 228)}, "hint: labels are from 1 to 19, and data.label_range is from 0 to"),
+    ({"patient": "site", "site": ""}, "hint: 60 images are of 3 patients, which stay together"),
+    ({"patient": "region"}, "hint: each site has one patient; does the setting for patients name the right"),
+])  # fmt: skip
 def test_a_wrong_column_gets_a_hint(table, settings, sentence):
     try:
         (found,) = hints(table, **settings)
@@ -148,15 +145,12 @@ def test_a_wrong_column_gets_a_hint(table, settings, sentence):
     assert found.startswith(sentence)
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ("a" * 37 + "b" * 23, "tells the class of 100% of the images (the most frequent class has 62%)"),
-        ("a" * 36 + "b" * 24, "tells the class of 98% of the images (the most frequent class has 60%)"),
-        ("a" * 28 + "b" * 32, None),  # 9 of 60 are left open, more than a quarter of 28
-        ("a" * 60, None),
-    ],
-)
+@pytest.mark.parametrize(("labels", "words"), [
+    ("a" * 37 + "b" * 23, "tells the class of 100% of the images (the most frequent class has 62%)"),
+    ("a" * 36 + "b" * 24, "tells the class of 98% of the images (the most frequent class has 60%)"),
+    ("a" * 28 + "b" * 32, None),  # 9 of 60 are left open, more than a quarter of 28
+    ("a" * 60, None),
+])  # fmt: skip
 def test_a_class_that_is_nearly_the_hospital_is_said(tmp_path, labels, words):
     """Sites A, B and C have 37, 20 and 3 images."""
     rows = [f"{n}.png,{label},{'A' if n < 37 else 'B' if n < 57 else 'C'}" for n, label in enumerate(labels)]

@@ -181,27 +181,24 @@ def test_a_resumed_run_draws_the_same_sites_and_stops_at_the_same_round(undistur
     assert trained(result) == trained(whole)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "sentence"),
-    [
-        ("splitnn", {"optimizer.augment": ["mixup"]}, r"optimizer\.augment: 'splitnn' cannot mix images"),
-        (
-            "fedavg",
-            {"optimizer.augment": ["mixup"], "privacy": {"noise_multiplier": 1.0}},
-            r"optimizer\.augment: 'mixup' puts two images into one.*take 'mixup' out",
-        ),
-        (
-            "fedavg",
-            {"optimizer.balanced_batches": True, "privacy": {"noise_multiplier": 1.0}},
-            r"optimizer\.balanced_batches: .* set it to false under differential privacy",
-        ),
-        (
-            "fedavg",
-            {"optimizer.balanced_batches": True, "data.source": "hand-phantom", "task": {"name": "regression"}},
-            r"optimizer\.balanced_batches: regression has no classes",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("method", "settings", "sentence"), [
+    ("splitnn", {"optimizer.augment": ["mixup"]}, r"optimizer\.augment: 'splitnn' cannot mix images"),
+    (
+        "fedavg",
+        {"optimizer.augment": ["mixup"], "privacy": {"noise_multiplier": 1.0}},
+        r"optimizer\.augment: 'mixup' puts two images into one.*take 'mixup' out",
+    ),
+    (
+        "fedavg",
+        {"optimizer.balanced_batches": True, "privacy": {"noise_multiplier": 1.0}},
+        r"optimizer\.balanced_batches: .* set it to false under differential privacy",
+    ),
+    (
+        "fedavg",
+        {"optimizer.balanced_batches": True, "data.source": "hand-phantom", "task": {"name": "regression"}},
+        r"optimizer\.balanced_batches: regression has no classes",
+    ),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_cure(tiny, method, settings, sentence):
     with pytest.raises(BadInput, match=sentence):
         tiny(method, settings)

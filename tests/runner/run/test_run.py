@@ -144,19 +144,16 @@ def interrupted(tiny, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("change", "table"),
-    [
-        ({"optimizer.lr": 0.06}, "optimizer"),
-        ({"method.rounds": 9}, "method"),
-        ({"data.samples": 95}, "data"),
-        ({"seed": 1}, "seed"),
-        ({"policy.kinds": ["weights", "metrics"]}, "policy"),
-        ({"engine.threads": 2}, "engine.threads"),
-        ({"engine.precision": "bf16"}, "engine.precision"),
-        ({"engine.device": "auto"}, "engine.device"),
-    ],
-)
+@pytest.mark.parametrize(("change", "table"), [
+    ({"optimizer.lr": 0.06}, "optimizer"),
+    ({"method.rounds": 9}, "method"),
+    ({"data.samples": 95}, "data"),
+    ({"seed": 1}, "seed"),
+    ({"policy.kinds": ["weights", "metrics"]}, "policy"),
+    ({"engine.threads": 2}, "engine.threads"),
+    ({"engine.precision": "bf16"}, "engine.precision"),
+    ({"engine.device": "auto"}, "engine.device"),
+])  # fmt: skip
 def test_a_run_goes_on_only_with_its_own_study(tiny, interrupted, change, table):
     before = ledgers(interrupted)
     with pytest.raises(BadInput, match=f"^{table}: "):
@@ -190,15 +187,11 @@ def test_two_runs_do_not_work_in_one_folder(interrupted):
     run(None, interrupted, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "error", "words"),
-    [
-        ("ledger/site-3.jsonl", ('"kind": "weights"', '"kind": "metrics"'), StorageFailed, "line 1: was changed"),
-        ("ledger/site-3.jsonl", None, StorageFailed, "line 1: is not signed by the site's key"),
-        ("study.toml", ("lr = 0.05", "lr = 0.06"), Damaged, "is damaged"),
-    ],
-    ids=["changed line", "ledger of another site", "study"],
-)
+@pytest.mark.parametrize(("name", "change", "error", "words"), [
+    ("ledger/site-3.jsonl", ('"kind": "weights"', '"kind": "metrics"'), StorageFailed, "line 1: was changed"),
+    ("ledger/site-3.jsonl", None, StorageFailed, "line 1: is not signed by the site's key"),
+    ("study.toml", ("lr = 0.05", "lr = 0.06"), Damaged, "is damaged"),
+], ids=["changed line", "ledger of another site", "study"])  # fmt: skip
 def test_damage_is_named_when_a_run_goes_on(interrupted, name, change, error, words):
     source = interrupted / (name if change else "ledger/site-1.jsonl")
     (interrupted / name).write_text(source.read_text().replace(*(change or ("", "")), 1))
