@@ -53,13 +53,8 @@ def test_a_study_of_the_folder_is_started_and_stopped(served):
     answer = served.post("/api/start", study="study.toml")
     assert answer.json() == {"name": "runs/study"}
     called = ready(served, "runs/study")
-    assert called == [
-        "run",
-        str(served.folder / "study.toml"),
-        "--out",
-        str(served.folder / "runs" / "study"),
-        "--quiet",
-    ]
+    study, out = served.folder / "study.toml", served.folder / "runs" / "study"
+    assert called == ["run", str(study), "--out", str(out), "--quiet"]
     assert served.get("/api/overview").json()["jobs"][0]["state"] == "at work"
     assert served.get("/api/run", name="runs/study").json()["starting"] is True
     assert served.post("/api/stop", name="runs/study").status_code == 200
