@@ -74,6 +74,9 @@ ALLOWED = {
     # a plug-in: code that the user names, whose digest the run keeps
     ("src/polyclinic/plugins.py", "exec"),
     ("src/polyclinic/plugins.py", "compile"),
+    # a mutant: a file of this repository with one change, in a test process of the campaign
+    ("lab/campaigns/mutants.py", "exec"),
+    ("lab/campaigns/mutants.py", "compile"),
     # TorchScript: what this command has just written; a model of others that the user names (no Python runs in it)
     ("src/polyclinic/runner/export/export.py", "torch.jit.load"),
     # the Inception and LPIPS weights of others: an unpickler that makes arrays and nothing else, after their hash

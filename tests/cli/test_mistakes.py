@@ -143,6 +143,10 @@ PRIVACY = {
     "--samples 100 --noise 1 --epochs 1 --delta 2": "delta",
     "--samples 100 --noise 1 --epochs 1 --accountant gdp": "choose one of rdp, prv",
     "--samples 100 --epochs 1 --target-epsilon -1": "--target-epsilon",
+    "--curve picture.txt": ".png",
+    "--curve /no/such/folder/picture.png --epochs 2": "--curve",
+    "--curve picture.png --sizes many": "--sizes",
+    "--curve picture.png --sizes 0,5": "--sizes",
     "--samples many": "samples",
 }
 COMMANDS = {

@@ -6,6 +6,8 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import matplotlib.image
+
 from polyclinic.cli import run_app
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
@@ -41,6 +43,15 @@ def test_a_target_gives_the_noise_or_the_epochs_or_both(capsys):
     for key in ("noise_for_target", "epochs_for_target"):
         one = found[key]
         assert compute_epsilon(found["sampling_rate"], one["noise"], one["steps"], 8.7e-4) <= 17.8
+
+
+def test_the_curve_is_drawn(tmp_path, capsys):
+    picture = tmp_path / "curve.png"
+    assert run_app(["privacy", "--curve", str(picture), "--sizes", "200,1000", "--epochs", "20"]) == 0
+    assert capsys.readouterr().out == f"drawn in {picture}\n"
+    pixels = matplotlib.image.imread(picture)
+    assert pixels.shape[1] > 500
+    assert pixels[..., :3].std() > 0.05
 
 
 GUIDE = Path(__file__).parents[2] / "docs" / "privacy.md"

@@ -1,4 +1,4 @@
-"""Accounting: known figures, Google's library, composition, searches, the laws that any accountant obeys."""
+"""Accounting: known figures, Google's library, composition, searches, curves, the laws that any accountant obeys."""
 
 import math
 
@@ -16,6 +16,7 @@ from polyclinic.privacy.epsilon import (
     _gaussian,
     composed_epsilon,
     compute_epsilon,
+    curves,
     group_epsilon,
     noise_for,
     sampling_rate_for,
@@ -240,6 +241,22 @@ def test_epsilon_of_a_gaussian_is_the_smallest_that_covers_the_shift(shift):
 
     found = _gaussian(shift, 1e-5)
     assert delta_of(found * 1.0001) <= 1e-5 < delta_of(found * 0.999)
+
+
+@pytest.mark.parametrize(("size", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (100, 1 / 100)])
+def test_a_point_of_a_curve_is_the_accountants_at_delta_one_over_the_images(size, delta):
+    [points] = curves((size,), epochs=2, batch_size=10, noise=2.0).values()
+    rate = min(1.0, 10 / size)
+    wanted = [(float(epochs), compute_epsilon(rate, 2.0, round(epochs / rate), delta)) for epochs in (1, 2)]
+    assert points == wanted
+
+
+def test_points_of_a_curve_are_even_and_begin_after_one_epoch():
+    [points] = curves((500,), epochs=3, batch_size=32, noise=1.0).values()
+    assert [epochs for epochs, _ in points] == [1.0, 2.0, 3.0]
+    assert points[0][1] < points[1][1] < points[2][1]
+    [points] = curves((500,), epochs=120, batch_size=32, noise=1.0).values()
+    assert [epochs for epochs, _ in points] == [1.0, *range(2, 121, 2)]
 
 
 GIVEN = {"sampling_rate": 0.1, "noise": 1.0, "steps": 1, "delta": 1e-3}

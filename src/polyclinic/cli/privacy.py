@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,18 +35,22 @@ def privacy(
     target_epsilon: float | None = typer.Option(
         None, "--target-epsilon", help="Say what reaches this epsilon: the noise for --epochs, the epochs for --noise."
     ),
+    curve: Path | None = typer.Option(None, "--curve", help="Draw epsilon against epochs into this PNG file."),
+    sizes: str = typer.Option("", "--sizes", help="Numbers of training images for --curve, as in 500,2000."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of sentences."),
 ) -> None:
     """Say what epsilon training with differential privacy spends, and what that covers."""
     check_choice("--accountant", accountant, "rdp", "prv")
-    if samples is None:
+    if samples is None and curve is None:
         raise BadInput("--samples: missing; give the number of training images of the site")
     for flag, value in (("--noise", noise), ("--epochs", epochs), ("--target-epsilon", target_epsilon)):
         if value is not None and not 0 < value < float("inf"):
             why = " (without noise there is no privacy)" if flag == "--noise" else ""
             raise BadInput(f"{flag} {value:g}: must be a number above 0{why}")
     plan = Plan(batch, noise, epochs, delta, accountant, target_epsilon)  # type: ignore[arg-type]
-    found = plan.figures(samples)
+    found: JsonObject = {} if samples is None else plan.figures(samples)
+    if curve is not None:
+        found |= {"curve": str(plan.draw(curve, _sizes(sizes, samples)))}
     typer.echo(json_format.dumps(found) if json else "\n".join(_sentences(found)))
 
 
@@ -91,10 +96,23 @@ class Plan:
             found["epochs_for_target"] = {"epochs": whole, "steps": allowed, "noise": noise}
         return found | COVERAGE
 
+    def draw(self, path: Path, sizes: list[int]) -> Path:
+        """Draw epsilon against epochs for several numbers of images."""
+        from polyclinic.privacy.epsilon import draw_curves
+
+        epochs, noise = round(self.epochs or 300) or 1, self.noise if self.noise is not None else 0.7
+        if path.suffix.lower() != ".png":
+            raise BadInput(f"--curve {path}: must end in .png")
+        try:
+            draw_curves(path, sizes, batch_size=self.batch, accountant=self.accountant, epochs=epochs, noise=noise)
+        except OSError as error:
+            raise BadInput(f"--curve {path}: cannot be written: {error.strerror}; name another file") from None
+        return path
+
 
 def _sentences(found: JsonObject) -> list[str]:
     lines = []
-    name, at_delta = str(found["accountant"]).upper(), f"at delta {found['delta']:.3g}"
+    name, at_delta = str(found.get("accountant", "")).upper(), f"at delta {found.get('delta', 0):.3g}"
     if "epsilon" in found:
         lines.append(
             f"epsilon {found['epsilon']:.4g} {at_delta} ({name}) for {found['steps']} steps: "
@@ -106,5 +124,18 @@ def _sentences(found: JsonObject) -> list[str]:
         lines.append(f"{reached} noise {one['noise']:.4g} for {one['epochs']:g} epochs ({one['steps']} steps).")
     if one := found.get("epochs_for_target"):
         lines.append(f"{reached} {one['epochs']:.2f} epochs ({one['steps']} steps) with noise {one['noise']:g}.")
-    lines.append(f"It covers {COVERS}. It does not cover {'; nor '.join(DOES_NOT_COVER)}.")
-    return lines
+    if lines:
+        lines.append(f"It covers {COVERS}. It does not cover {'; nor '.join(DOES_NOT_COVER)}.")
+    return [*lines, f"drawn in {found['curve']}"] if "curve" in found else lines
+
+
+def _sizes(text: str, samples: int | None) -> list[int]:
+    from polyclinic.privacy.epsilon import SIZES
+
+    try:
+        given = [int(part) for part in text.split(",")] if text else list(SIZES)
+    except ValueError:
+        raise BadInput(f"--sizes {text}: must be whole numbers with commas between them, as in 500,2000") from None
+    if min(given) < 1:
+        raise BadInput(f"--sizes {text}: must be numbers above 0")
+    return sorted({*given, *([samples] if samples else [])})

@@ -10,8 +10,9 @@ epsilon of Gaussian noise (Balle and Wang 2018), at once.
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -215,3 +216,49 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
+
+
+# --- curves ---------------------------------------------------------------------------------------------------
+
+
+SIZES = (500, 1144, 2000, 5000, 10000)
+POINTS = {"rdp": 60, "prv": 8}  # PRV takes seconds for each
+
+
+def curves(
+    sizes: Sequence[int], *, epochs: int, batch_size: int, noise: float, accountant: Accountant = "rdp"
+) -> dict[int, list[tuple[float, float]]]:
+    """(epochs, epsilon) along each curve, by number of images."""
+    count = min(POINTS[accountant], epochs)
+    ends = sorted({1.0, *(epochs * number / count for number in range(1, count + 1))})
+    found: dict[int, list[tuple[float, float]]] = {}
+    for size in sizes:
+        rate, delta = sampling_rate_for(size, batch_size), default_delta(size)
+        steps = [steps_in(end, size, batch_size) for end in ends]
+        spent = [compute_epsilon(rate, noise, one, delta, accountant) for one in steps]
+        found[size] = list(zip(ends, spent, strict=True))
+    return found
+
+
+def draw_curves(
+    path: Path, sizes: Sequence[int], *, epochs: int, batch_size: int, noise: float, accountant: Accountant
+) -> None:
+    """A picture of the curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = curves(sizes, epochs=epochs, batch_size=batch_size, noise=noise, accountant=accountant)
+    figure, axis = pyplot.subplots(figsize=(7, 4.4), layout="constrained")
+    colours = pyplot.get_cmap("viridis_r")
+    for number, (size, points) in enumerate(sorted(found.items())):
+        colour = colours((number + 0.7) / len(found))
+        label = f"{size:,} (δ = {default_delta(size):.1e})"
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=2, label=label)
+    axis.set(xlabel="epochs", ylabel="ε (an upper bound)", xlim=(0, epochs), ylim=(0, None))
+    axis.set_title(f"DP-SGD: noise {noise:g}, batches of {batch_size}, {accountant.upper()} accountant", fontsize=11)
+    axis.legend(title="training images", frameon=False)
+    axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
