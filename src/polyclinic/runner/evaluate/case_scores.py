@@ -18,17 +18,16 @@ import torch
 
 from polyclinic.data.archives import UNREADABLE, unpacked_size
 from polyclinic.data.parts import ImageSet, open_site
-from polyclinic.data.volumes.planes import planes_of
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.run_folder import check_whole
 from polyclinic.tasks.segmentation import dice, outline_distances
-from polyclinic.training.volumes import VolumeTrainer
 
 if TYPE_CHECKING:
     from polyclinic.runner.run.assembly import Assembly
     from polyclinic.runner.run.result import Models
     from polyclinic.training.loop import Trainer
+    from polyclinic.training.volumes import VolumeTrainer
 
 FOLDER = "cases"
 #: masks kept of the worst, of the middle and of the best test images
@@ -145,6 +144,8 @@ def _cases_of(trainer: Trainer, part: ImageSet, names: np.ndarray, info: dict[st
 
 
 def _masks_of(trainer: Trainer, part: ImageSet, common: Cases) -> Cases:
+    from polyclinic.training.volumes import VolumeTrainer
+
     if isinstance(trainer, VolumeTrainer):
         return _volumes_of(trainer, part, common)
     task, areas, distances, masks = trainer.task, [], [], []
@@ -163,6 +164,8 @@ def _masks_of(trainer: Trainer, part: ImageSet, common: Cases) -> Cases:
 
 
 def _volumes_of(trainer: VolumeTrainer, part: ImageSet, common: Cases) -> Cases:
+    from polyclinic.data.volumes.planes import planes_of
+
     task, target, scores, masks, areas = trainer.task, trainer.target, [], [], []
     for (output, truth), volume in zip(trainer.outputs(part), part.images, strict=True):
         seen, found = task.observe_case(output, truth, target, volume.spacing), task.predicted(output, target)[0].cpu()

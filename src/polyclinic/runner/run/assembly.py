@@ -46,7 +46,6 @@ from polyclinic.study.checks import check_names_of_sites
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
-from polyclinic.training.volumes import VolumeTrainer
 
 #: of the run folder: the file of the first weights, where they come from one, and what of it was taken over
 WEIGHTS = "weights.json"
@@ -217,7 +216,11 @@ class Assembly:
             metric=study.evaluation.metric,
             frozen_features=study.method.traits.takes_frozen_features and (study.replay is None or study.in_latents),
         )
-        return VolumeTrainer(model, spec) if study.data.volumes else Trainer(model, spec)
+        if not study.data.volumes:
+            return Trainer(model, spec)
+        from polyclinic.training.volumes import VolumeTrainer
+
+        return VolumeTrainer(model, spec)
 
     @cached_property
     def weights_device(self) -> str:
