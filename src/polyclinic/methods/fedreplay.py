@@ -164,11 +164,12 @@ class FedReplay(Method):
     def give_latents(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         trainer = site.trainer
         front = trainer.split(trainer.load(weights))[0].eval()
-        pairs = [(trainer.forward(x, front).float().cpu(), y.cpu()) for x, y in trainer.in_order(site.data.train)]
+        examples = trainer.examples(site.data.train, site.rng("examples"))
+        pairs = [(trainer.forward(x, front).float().cpu(), y.cpu()) for x, y in examples]
         latents, targets = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         sent = shrink(latents, self.latents)
         if self.flips:
-            batches = trainer.in_order(site.data.train)
+            batches = trainer.examples(site.data.train, site.rng("examples"))
             mirrored = torch.cat([trainer.forward(x.flip(-1), front).float().cpu() for x, _ in batches])
             sent |= {FLIPPED + name: tensor for name, tensor in shrink(mirrored, self.latents).items()}
         return Parcel("latents", sent), Parcel("masks" if trainer.task.dense else "labels", {"targets": targets})

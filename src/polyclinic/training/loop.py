@@ -192,6 +192,10 @@ class Trainer:
             images, labels, masks = self.fetcher.fetch(part, index, augmented=bool(self.optimizer.augment))
             yield images, self.task.targets(labels, masks)
 
+    def examples(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
+        """What a network learns from: all images once, in order; of volumes patches, drawn by `rng`."""
+        return self.in_order(part)
+
     def latents(self, images: np.ndarray) -> np.ndarray:
         """What the frozen layers give for images; see `ImageFetcher`."""
         return self.fetcher.latents(images)

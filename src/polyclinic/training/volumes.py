@@ -65,6 +65,10 @@ class VolumeTrainer(Trainer):
         images, masks = (torch.stack([pair[key] for pair in pairs]).to(self.device) for key in (IMAGE, MASK))
         return images, self.task.targets(torch.zeros(len(images)), masks[:, 0])
 
+    def examples(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
+        cases = torch.arange(len(part)).repeat_interleave(self.task.patches)
+        return (self.batch(part, some, rng) for some in cases.split(self.optimizer.batch_size))
+
     def patch_of(self, volume: Volume, seed: int) -> dict[str, Tensor]:
         """A patch, float32 [C, X, Y, Z], and its mask, uint8 [1, X, Y, Z]; zeros where the volume ends."""
         crop, change = patch_transforms(self.patch, self.task.foreground, self.optimizer.augment)

@@ -1,5 +1,6 @@
 """Studies of volumes, from data to report: methods, a secure sum, a killed run, and what is kept of each case."""
 
+import copy
 import json
 
 import nibabel
@@ -12,6 +13,7 @@ from polyclinic.cli import app
 from polyclinic.data.datasets.phantoms.brain_volumes import BrainVolumes
 from polyclinic.data.volumes.preparation import Preparation
 from polyclinic.data.volumes.volume import RawVolume
+from polyclinic.errors import BadInput
 from polyclinic.runner.evaluate.case_scores import read_cases
 from polyclinic.runner.predict.volumes import values_of
 
@@ -24,9 +26,13 @@ VOLUMES = {
 }
 
 
+def volumes(**settings):
+    return {**copy.deepcopy(VOLUMES), **settings}
+
+
 @pytest.fixture(scope="module")
 def fedavg(tiny, undisturbed):
-    return undisturbed(tiny("fedavg", VOLUMES, rounds=2, local_epochs=2))
+    return undisturbed(tiny("fedavg", volumes(), rounds=2, local_epochs=2))
 
 
 def test_a_run_scores_structures_in_millimetres_by_case_and_site(fedavg):
@@ -42,16 +48,52 @@ def test_a_run_scores_structures_in_millimetres_by_case_and_site(fedavg):
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("centralized", {}), ("fedavg", {"federation": {"sum": "secure"}, "sites.count": 3})],
-    ids=["centralized", "secure sum"],
+    [
+        ("centralized", {}),
+        ("fedavg", {"federation": {"sum": "secure"}, "sites.count": 3}),
+        ("scaffold", {}),
+        ("finetune", {}),
+        ("fedrep", {}),
+        ("splitnn", {}),
+        ("fedreplay", {}),
+        ("fedavg", {"model.arguments": {"filters": [4, 8, 8, 8], "deep_supervision": 1}, "data.size": [32, 16, 16]}),
+        (
+            "fedavg",
+            {
+                "model.backbone": "segresnet",
+                "model.arguments": {"init_filters": 8, "blocks_down": [1, 1], "blocks_up": [1]},
+            },
+        ),
+    ],
+    ids=["centralized", "secure", "scaffold", "finetune", "fedrep", "splitnn", "fedreplay", "deep", "segresnet"],
 )
 def test_methods_train_volumes(method, settings, tiny, undisturbed):
-    found = undisturbed(tiny(method, {**VOLUMES, **settings}, rounds=1))
+    found = undisturbed(tiny(method, volumes(**settings), rounds=1))
     assert 0 <= found.metrics["test"]["dice"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("fedavg-share", {}, "is for images, not for volumes; choose fedavg"),
+        ("fedbn", {}, "has none; choose a backbone with batch norm"),
+        ("feder", {}, "there is none of volumes; choose fedavg"),
+        ("fedavg-replay", {}, "is for images, not for volumes; take the table out"),
+        ("felicia", {}, "'felicia' is for classification"),
+        ("fedavg", {"privacy": {"epsilon": 8}}, "is for images, not for volumes; take the table out|privacy"),
+        ("fedavg", {"audit": {"keep_parcels": 1}}, "audit: is for images, not for volumes; take the table out"),
+        ("fedavg", {"model": {"backbone": "resnet18"}}, "is not for volumes"),
+        ("fedavg", {"task": {"name": "segmentation"}}, "take volume-segmentation"),
+    ],
+)
+def test_what_volumes_cannot_do_is_refused_with_the_cure(method, settings, words, tiny):
+    with pytest.raises(BadInput, match=words):
+        tiny(method, volumes(**settings), rounds=1)
+
+
+@pytest.mark.slow
 def test_two_processes_and_one_give_the_same_weights(fedavg, tiny, undisturbed):
-    again = undisturbed(tiny("fedavg", {**VOLUMES, "engine.workers": 2}, rounds=2, local_epochs=2))
+    again = undisturbed(tiny("fedavg", volumes(**{"engine.workers": 2}), rounds=2, local_epochs=2))
     known = [json.loads((one.folder / "result.json").read_text()) for one in (fedavg, again)]
     assert known[0]["failures"] == known[1]["failures"] == []
     assert known[0]["weights_sha256"] == known[1]["weights_sha256"]
