@@ -4,7 +4,9 @@
 
 `polyclinic reproduce` checks one claim in one command. This script runs the same studies into one folder of shared
 runs, forks a process for each (so that PyTorch is imported once), and then has `reproduce` judge every claim whose runs
-are all there. It goes on where it stopped. `--quick` checks one claim of our own that takes seconds.
+are all there. It goes on where it stopped. Of runs that share generators one trains them, and the others wait. On a GPU
+start NVIDIA's MPS before (`nvidia-cuda-mps-control -d`), as processes take turns there without it. `--quick` checks one
+claim of our own that takes seconds.
 
 `--two-cores FILE` also writes how long each claim takes on two cores, from the CPU seconds of its runs: give it on a
 machine without a GPU, or hide the GPU (CUDA_VISIBLE_DEVICES=), with OMP_NUM_THREADS=1. Every run then has a cache of
@@ -25,9 +27,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyclinic.files import read_json
+from polyclinic.files import digest_of, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare.compare import Entry
+from polyclinic.study import Study
 from polyclinic_lab.claim import CLAIMS, Claim, find_claim
 from polyclinic_lab.judge import plan, reproduce
 from polyclinic_lab.measures import measure
@@ -37,6 +40,8 @@ from polyclinic_lab.two_cores import add, measured
 #: what of a run folder is kept beside it with `--keep`: enough to judge the claim again
 KEPT = ("*.json", "history.jsonl", "study.toml", "ledger/*.jsonl", "sites/*/replay.png", "*.png", "measured")
 QUICK = "ours-one-site"
+#: sites that train their generators at once, in the run that does so for all others
+SITES_AT_ONCE = 4
 
 
 @dataclass
@@ -45,7 +50,12 @@ class Task:
 
     entry: Entry
     readers: list[tuple[Claim, str]] = field(default_factory=list)
-    ready = True
+    first: Task | None = None  #: the run that trains this one's generators, too
+    over: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.first is None or self.first.over or self.first.finished
 
     @property
     def name(self) -> str:
@@ -143,6 +153,7 @@ def times_of(options: argparse.Namespace) -> dict[str, JsonObject]:
 def plan_jobs(claims: list[tuple[Claim, int | None]], options: argparse.Namespace) -> list[Task | Judgement]:
     """Every study once, with all that will be measured of it, and after its runs the judgement of each claim."""
     tasks: dict[Path, Task] = {}
+    trainers: dict[str, Task] = {}
     jobs: list[Task | Judgement] = []
     for claim, seeds in claims:
         mine = []
@@ -150,12 +161,22 @@ def plan_jobs(claims: list[tuple[Claim, int | None]], options: argparse.Namespac
         arms = [(entry, label) for label, arm in planned.items() for entry in arm]
         for entry, label in sorted(arms, key=lambda one: one[0].seed):  # what is cut off has all arms of some seeds
             task = tasks.setdefault(entry.folder, Task(entry))
+            if shared := generators_of(entry.study):
+                task.first = None if trainers.setdefault(shared, task) is task else trainers[shared]
             task.readers.append((claim, label))
             mine.append(task)
         jobs += [task for task in mine if task not in jobs]
         if not options.runs_only:
             jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name, seeds))
     return jobs
+
+
+def generators_of(study: Study) -> str:
+    """What a run's generators depend on, where runs share them in the cache; empty where they do not."""
+    if not getattr(study.method, "reuse_generators", False) or not study.method.needs_generator():
+        return ""
+    tables = study.as_tables()
+    return digest_of({name: tables.get(name) for name in ("data", "sites", "generator", "tuning", "seed")})
 
 
 def work_through(waiting: list[Task | Judgement], options: argparse.Namespace, end: float) -> list[str]:
@@ -174,6 +195,8 @@ def work_through(waiting: list[Task | Judgement], options: argparse.Namespace, e
             time.sleep(0.05)
             continue
         job = running.pop(ended)
+        if isinstance(job, Task):
+            job.over = True
         failed += [job.name] if status else []
     for child in running:
         os.kill(child, signal.SIGKILL)
@@ -205,8 +228,9 @@ def make_and_measure(task: Task, options: argparse.Namespace) -> None:
         os.environ["POLYCLINIC_CACHE"] = str(options.out / "caches" / folder.name)
     if task.entry.result is None:
         begun, before = (folder / "study.toml").exists(), cpu_seconds()
-        if study.engine.workers == "auto":  # runs side by side fill the cores already
-            study = study.model_copy(update={"engine": study.engine.model_copy(update={"workers": 1})})
+        if study.engine.workers == "auto":  # runs side by side fill the cores already; others wait for generators
+            workers = SITES_AT_ONCE if generators_of(study) and not task.first else 1
+            study = study.model_copy(update={"engine": study.engine.model_copy(update={"workers": workers})})
         run(study, folder, resume=begun)
         note_origin(folder, None if begun else cpu_seconds() - before)
     for claim, label in task.readers:

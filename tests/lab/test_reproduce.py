@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput
 from polyclinic.runner.compare.compare import Entry
+from polyclinic_lab import campaign
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.judge import copy_picture, plan, reproduce
 from polyclinic_lab.origin import CPU, ORIGIN, RUN, commit, last_commit, origin_of
@@ -131,12 +133,24 @@ def planned(name: str, folder: Path) -> dict[str, list[Entry]]:
 
 
 def test_claims_share_the_run_of_the_same_study_and_no_other(tmp_path: Path) -> None:
-    figure = planned("qu-figure5-retina-high", tmp_path)["cwt-replay"]
-    replayed = planned("qu-replayed-retina", tmp_path)["cwt-replay"]
+    figure = planned("qu-figure5-bone-age-high", tmp_path)["cwt-replay"]
+    replayed = planned("qu-replayed-bone-age", tmp_path)["cwt-replay"]
     assert [entry.folder for entry in figure] == [entry.folder for entry in replayed]
     assert len({entry.folder for entry in figure}) == len(figure)
     high, low = (planned(f"qu-figure5-retina-{split}", tmp_path)["cwt"] for split in ("high", "low"))
     assert not {entry.folder for entry in high} & {entry.folder for entry in low}
+
+
+def test_one_of_the_runs_that_share_generators_trains_them_for_the_others(tmp_path: Path) -> None:
+    options = argparse.Namespace(out=tmp_path, scale="full", runs_only=True)
+    tables = [CLAIMS["feder-table3-convergence"], CLAIMS["feder-table6-variants"], CLAIMS["feder-table2-centralized"]]
+    jobs = campaign.plan_jobs([(claim, 2) for claim in tables], options)
+    assert len(jobs) == 2 * 9  # nine arms
+    tasks = [job for job in jobs if isinstance(job, campaign.Task) and campaign.generators_of(job.entry.study)]
+    trainers = [task for task in tasks if task.ready]
+    assert [(task.entry.method, task.entry.seed) for task in trainers] == [("feder", 0), ("feder", 1)]
+    trainers[0].over = True
+    assert sum(task.ready for task in tasks) == 6  # both versions, and two poolings, of the first seed
 
 
 def test_a_record_names_the_machines_and_commits_of_its_runs(tmp_path: Path) -> None:
