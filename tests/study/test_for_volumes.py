@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from polyclinic.cli import app
 from polyclinic.data.datasets.phantoms.brain_volumes import BrainVolumes
+from polyclinic.errors import BadInput
+from polyclinic.models.nnunet_plans import read_plans, write_plans
 from polyclinic.models.volume_plan import plan_of
 from polyclinic.study import load_study
 
@@ -97,3 +99,25 @@ def test_coarse_axes_keep_the_finer_of_their_spacings():
     spacings = np.array([[5.0, 0.7, 0.7]] * 8 + [[3.0, 0.7, 0.7]] * 2)
     plan = plan_of(spacings, spacings * np.array([20, 320, 320]))
     assert plan.spacing == (3.0, 0.7, 0.7)
+
+
+def test_nnunets_plans_are_read_and_written(brains, tmp_path):
+    spacings = np.tile((0.8, 0.8, 2.5), (281, 1))
+    plan = plan_of(spacings, spacings * np.array((512, 512, 93)))
+    write_plans(plan, tmp_path / "nnUNetPlans.json")
+    assert read_plans(tmp_path / "nnUNetPlans.json") == plan
+    content = json.loads((tmp_path / "nnUNetPlans.json").read_text())
+    fullres = content["configurations"]["3d_fullres"]
+    assert fullres["patch_size"] == [40, 224, 224]  # z, y, x
+    path = brains.parent / "planned.toml"
+    command = ["study", "new", str(path), "--for", str(brains), "--plans", str(tmp_path / "nnUNetPlans.json")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert load_study(path).data.size == (224, 224, 40)
+    fullres["architecture"]["network_class_name"] = "dynamic.ResidualEncoderUNet"
+    (tmp_path / "res.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match="plans the network ResidualEncoderUNet, which is not here"):
+        read_plans(tmp_path / "res.json")
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"is no nnUNetPlans\.json"):
+        read_plans(tmp_path / "none.json")

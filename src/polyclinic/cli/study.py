@@ -47,6 +47,9 @@ def new(
     patient_column: str = typer.Option(
         "", metavar="NAME", help="With --for: the array, or the column, of the patients."
     ),
+    plans: Path | None = typer.Option(
+        None, metavar="FILE", help="With --for volumes: an nnUNetPlans.json to take patch, spacing and network from."
+    ),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
@@ -64,10 +67,12 @@ def new(
     if images is not None:
         if chosen or preset is not None or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        write_for(images, path, hints, force=force)
+        write_for(images, path, hints, force=force, plans=plans)
         typer.echo(f"wrote {path}; check it, and whether its images can be read, with: polyclinic study check {path}")
         typer.echo(f"then run it with: polyclinic run {path}")
         return
+    if plans is not None:
+        raise BadInput("--plans: goes with --for a folder of volumes; give both")
     if given := [flag for flag, value in hints.items() if value]:
         written = "sites" if given[0] == "site" else f"data.{given[0].removesuffix('_column')}"
         raise BadInput(f"--{given[0].replace('_', '-')}: goes with --for; without it write {written} into the study")
@@ -94,7 +99,9 @@ def new(
     write_new(path, text, force=force)
 
 
-def write_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
+def write_for(
+    images: Path, path: Path, hints: dict[str, str], *, force: bool = False, plans: Path | None = None
+) -> None:
     """Look at somebody's images, and write a study for them."""
     from polyclinic.data.survey_study import Hints, study_for
     from polyclinic.study.for_volumes import volume_study_for
@@ -102,7 +109,9 @@ def write_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
     refuse_existing(path, force=force)
-    found = None if any(hints.values()) else volume_study_for(images, path)
+    found = None if any(hints.values()) else volume_study_for(images, path, plans)
+    if plans is not None and found is None:
+        raise BadInput("--plans: goes with --for a folder of volumes with masks, and nothing else; leave it out")
     text, said = found or study_for(images, path, Hints(**hints), force=force)
     for sentence in said:
         typer.echo(sentence)

@@ -16,6 +16,7 @@ from polyclinic.data.reading import load_nifti, read_dicom
 from polyclinic.data.volumes.finding import MASK_FOLDERS, MASKS, find_cases, volumes_below
 from polyclinic.data.volumes.reading import NPZ, CaseFiles, dicom_slices, stem_of
 from polyclinic.errors import BadInput
+from polyclinic.models.nnunet_plans import read_plans
 from polyclinic.models.volume_plan import VolumePlan, plan_of
 
 #: cases whose headers, and masks, are looked at
@@ -77,9 +78,9 @@ BY_FOLDER = 'partition = "column"  # each case stays at its hospital'
 DEALT = f'partition = "iid"  # nothing says where a case was taken: they are dealt out at random\ncount = {SIMULATED}'
 
 
-def volume_study_for(images: Path, path: Path) -> tuple[str, list[str]] | None:
+def volume_study_for(images: Path, path: Path, plans: Path | None = None) -> tuple[str, list[str]] | None:
     """The text of a study for the volumes of a folder, and sentences about what was found; None where there are none
-    with masks, so that they are images."""
+    with masks, so that they are images. `plans`: an nnUNetPlans.json instead of the plan that follows from them."""
     if not images.is_dir() or not (volumes := volumes_below(images)):
         return None
     channels = channels_of(images, volumes)
@@ -96,7 +97,7 @@ def volume_study_for(images: Path, path: Path) -> tuple[str, list[str]] | None:
     shapes, spacings = (np.array(some, float) for some in zip(*facts, strict=True))
     looked = [one for case in cases[:LOOKED_AT] if (one := _content(case)) is not None]
     values = sorted({value for mask, _, _ in looked for value in np.unique(mask).tolist()} - {0})
-    plan = plan_of(spacings, shapes * spacings)
+    plan = read_plans(plans) if plans else plan_of(spacings, shapes * spacings)
     sites = Counter(site for site, _ in found)
     said = _said(found, channels, values, (shapes, spacings), sites)
     return _text(os.path.relpath(images, path.parent.resolve()), channels, values, plan, sites, looked, said), said

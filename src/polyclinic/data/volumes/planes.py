@@ -33,6 +33,7 @@ def grey_planes(volume: Volume, channel: int = 0) -> np.ndarray:
     voxels = np.asarray(volume.image[channel], np.float32)
     low, high = np.percentile(voxels, (0.5, 99.5))
     grey = np.clip((voxels - low) * (255 / max(high - low, 1e-6)), 0, 255).astype(np.uint8)
+    grey[voxels == 0] = 0  # outside the head, where normalising changes nothing
     return planes_of(grey, volume.mask, volume.spacing)
 
 
