@@ -135,7 +135,8 @@ def parse_sentence(words: str, exact: Sequence[str] = ()) -> Sentence:
     if found := LOWER.fullmatch(words):
         limit = float(found["plus"] or 0) - float(found["by"] or 0)
         factor = float(found["factor"] or 1)
-        return Sentence(words, found["metric"], found["label"], found["other"], factor, limit)
+        exact_one = found["metric"] in exact
+        return Sentence(words, found["metric"], found["label"], found["other"], factor, limit, exact=exact_one)
     raise BadInput(f"rule '{words}': write 'METRIC of ARM is lower than that of ARM', or 'is at most NUMBER'")
 
 

@@ -51,6 +51,13 @@ def test_scatter_and_one_seed_do_not_decide() -> None:
     assert sentence.judge({("a", "auc"): (0.7, 0.7, 0.7), ("b", "auc"): (0.9, 0.9)}).word == "undecided"
 
 
+def test_one_pair_of_an_exact_metric_decides() -> None:
+    table = {("a", "MB"): [3.0], ("b", "MB"): [2.0]}
+    for factor, word in (("1.6", "yes"), ("1.4", "no")):
+        sentence = parse_sentence(f"MB of a is lower than {factor} times that of b", exact=["MB"])
+        assert sentence.judge(table).word == word
+
+
 def test_one_value_of_an_exact_metric_decides() -> None:
     table = {("all", "models"): (1.0,)}
     for words, word in (("at most 1", "yes"), ("at most 0", "no"), ("at least 2", "no"), ("at least 1", "yes")):
