@@ -7,7 +7,7 @@ import `data` and what lies below it (`errors`, `settings`, `randomness`), never
 from collections.abc import Mapping
 from typing import Any
 
-from polyclinic.data.datasets.benchmarks import Cifar10, Mnist
+from polyclinic.data.datasets.benchmarks import Cifar10, Cifar100, Mnist, Omniglot, Svhn
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
@@ -48,6 +48,9 @@ SOURCES: Registry[type[Source]] = Registry(
         "nih-chestxray": NihChestXray,
         "mnist": Mnist,
         "cifar10": Cifar10,
+        "cifar100": Cifar100,
+        "svhn": Svhn,
+        "omniglot": Omniglot,
         "at-sites": AtSites,
     },
     base=Source,
