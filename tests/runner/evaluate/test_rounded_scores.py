@@ -80,6 +80,20 @@ def test_exact_errors_of_values_lie_within(seed, least):
             assert intervals[name]["low"] <= task.finish(sums)[name] <= intervals[name]["high"], (place, name)
 
 
+def test_bounds_of_rounded_means_by_hand():
+    """Counts told as 60 and 240 were 30 to 75 and 120 to 300 images. Steps of a mean of values up to 240 are, with
+    30 images and 120, at most 10 and 2: mean errors of 15 to 25 and of 49 to 51."""
+    sums = {
+        site: {"count": torch.tensor(count), **dict.fromkeys(("absolute_error", "squared_error", "loss"), total)}
+        for site, count, total in (("north", 60, torch.tensor(60 * 20.0)), ("east", 240, torch.tensor(240 * 50.0)))
+    }
+    found = rounding_intervals(TASKS["regression"](), MONTHS, sums)
+    assert found["per_site"]["north"]["mae"] == pytest.approx({"low": 15, "high": 25})
+    assert found["per_site"]["east"]["mae"] == pytest.approx({"low": 49, "high": 51})
+    low, high = (75 * 15 + 120 * 49) / 195, (30 * 25 + 300 * 51) / 330
+    assert found["pooled"]["mae"] == pytest.approx({"low": low, "high": high})
+
+
 def test_sites_that_tell_nothing_have_no_interval():
     task, target = TASKS["classification"](), CLASSES[2]
     sums = task.coarse(task.sums(torch.randn(3, 2), torch.tensor([0, 1, 1]), None, target), 10, target)
