@@ -23,6 +23,10 @@ from polyclinic.study.checks import gives_square_map, has_batch_norm, network_ob
 from polyclinic.tasks import TASKS
 
 SOURCES = {"classification": "fundus-phantom", "regression": "hand-phantom", "segmentation": "brain-phantom"}
+VOLUMES = {
+    "data": {"source": "brain-volumes", "samples": 8, "shape": [16, 16, 16], "size": [16, 16, 16]},
+    "model": {"backbone": "dynunet", "norm": "instance", "arguments": {"filters": [2, 4, 4]}},
+}
 SMALL: dict[str, dict[str, Any]] = {
     "vqvae2": {"width": 8, "blocks": 1, "prior_width": 8, "prior_layers": 1},
     "stylegan2": {"width": 2, "latent": 4},
@@ -47,13 +51,14 @@ class Reached(Exception):  # noqa: N818
 
 def tables(method: dict[str, Any], generator: dict[str, Any], task: str, **more: Any) -> dict[str, Any]:
     return {
-        "data": {"source": SOURCES[task], "samples": 24, "size": 28, "validation": 0.2, "test": 0.2},
+        "data": {"source": SOURCES.get(task), "samples": 24, "size": 28, "validation": 0.2, "test": 0.2},
         "sites": {"partition": "iid", "count": 2},
         "task": {"name": task},
         "model": {"backbone": "unet" if task == "segmentation" else "small-cnn"},
         "method": {"rounds": 1, **method},
         "generator": generator,
         "engine": {"workers": 1, "device": "cpu"},
+        **(VOLUMES if task == "volume-segmentation" else {}),
         **more,
     }
 
