@@ -1,11 +1,22 @@
-"""`polyclinic site`, as a person at a hospital types it."""
+"""`polyclinic site`, `serve` and `start` as they are typed."""
+
+import json
+import re
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 from kit_of_north import came, make_kit
 from PIL import Image
+from processes import start_polyclinic, wait_for
+from served import write_run
 
-from polyclinic.cli import run_app
+from polyclinic.cli import run_app, start
 from polyclinic.deployment.approval import Approvals
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.ledger import Ledger
@@ -146,3 +157,124 @@ def test_status_says_what_left_and_what_is_left_of_the_budgets(kit, capsys):
     assert "  epsilon: 0 used; there is no limit (max_epsilon in policy.toml)" in told
     with lock(kit / "runs" / ".first.lock"):
         assert "first: at work." in site(capsys, "status")
+
+
+def refused(capsys, *arguments):
+    """The one sentence with which a command is refused."""
+    assert run_app(["serve", *map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing"], "there is no such folder"),
+        (["file"], "there is no such folder"),
+        ([".", "--kit", "."], "give one of the two"),
+        (["--kit", "."], "is no kit"),
+        (["--kit", "server"], "is the server's kit"),
+    ],
+)
+def test_folders_that_cannot_be_served(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "server" / "startup").mkdir(parents=True)
+    (tmp_path / "server" / "startup" / "fed_server.json").write_text("{}")
+    assert words in refused(capsys, *arguments)
+
+
+def test_an_address_that_cannot_be_used(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "is taken already" in refused(capsys, tmp_path, "--port", taken.getsockname()[1])
+    assert "cannot be used" in refused(capsys, tmp_path, "--host", "192.0.2.1", "--port", 0)  # of no machine
+
+
+def test_without_its_packages(capsys, tmp_path, monkeypatch):
+    monkeypatch.delattr("polyclinic.report.serve.server", raising=False)
+    monkeypatch.delitem(sys.modules, "polyclinic.report.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'polyclinic[serve]'" in refused(capsys, tmp_path)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_starts_answers_and_ends(tmp_path, end):
+    write_run(tmp_path / "runs" / "first")
+    process = start_polyclinic("serve", tmp_path, "--port", 0)
+    try:
+        address, token = re.search(r"open (http://127\.0\.0\.1:\d+/)#token=(\S+)", process.stdout.readline()).groups()
+        request = urllib.request.Request(f"{address}api/overview", headers={"authorization": f"Bearer {token}"})
+        found = wait_for(lambda: _answer(request))
+        assert [run["name"] for run in found["runs"]] == ["runs/first"]
+        process.send_signal(end)
+        assert process.wait() == 0
+        assert "the server has ended" in process.stdout.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answer(request):
+    """The content of an answer; nothing while the server is not there yet."""
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read())
+    except ConnectionError:
+        return None
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionError):
+            return None
+        raise
+
+
+@pytest.fixture
+def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Forty dark and forty bright images, a folder for each class."""
+    rng = np.random.default_rng(0)
+    for name, level in (("ill", 60), ("well", 140)):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        for number in range(40):
+            pixels = rng.integers(level - 50, level + 50, (32, 32), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "scans" / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "scans"
+
+
+def test_images_become_a_study_a_model_and_a_report(scans, capsys):
+    assert run_app(["start", str(scans)]) == 0
+    said = capsys.readouterr().out
+    assert "runs/scans/study.toml: fine." in said
+    assert "predict runs/scans/run" in said
+    page = Path("runs/scans/run/report.html").read_text(encoding="utf-8")
+    assert "<html" in page
+    assert json.loads(Path("runs/scans/run/result.json").read_text())["metrics"]["test"]["accuracy"] > 0.5
+    assert run_app(["start", str(scans)]) == 2
+    assert "holds a run that has ended; see its report.html" in capsys.readouterr().err
+
+
+def test_who_says_no_gets_the_study_and_goes_on_with_it_later(scans, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(start.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(start.typer, "confirm", lambda words, default: False)
+    assert run_app(["start", str(scans), "--out", "mine"]) == 0
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["study.toml"]
+    Path("mine/study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    assert run_app(["start", str(scans), "--out", "mine", "--yes"]) == 0
+    assert json.loads(Path("mine/run/result.json").read_text())["method"] == "fedavg"
+
+
+@pytest.mark.parametrize(("flags", "written"), [([], True), (["--no-report"], False), (["--quiet"], False)])
+def test_a_run_writes_its_report_unless_told_not_to(tiny, tmp_path, flags, written):
+    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    assert run_app(["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run"), *flags]) == 0
+    assert (tmp_path / "run" / "report.html").exists() == written
+
+
+def test_without_the_extra_a_run_ends_with_a_hint(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("polyclinic.extras.find_spec", lambda package: None)
+    (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
+    assert run_app(["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert "no report was written: it needs matplotlib, which is not installed" in capsys.readouterr().err

@@ -1,5 +1,6 @@
-"""Every study in docs/data.md is read; those about your own images run on such images."""
+"""Every study in docs/data.md is read, and every real file at hand loads by a study of examples/data."""
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.parts import prepare
+from polyclinic.data.parts import open_site, prepare
 from polyclinic.study import load_study
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
@@ -98,3 +99,33 @@ def test_the_error_on_the_page_is_the_one_that_is_raised(hospital, capsys):
     assert lines[0] == "data.path: 2 of 90 images cannot be read; repair or remove them:"
     assert re.match(r"  cases\.csv row 3 \(scans/0001\.png\): image file is truncated", lines[1])
     assert lines[2] == "  cases.csv row 9 (scans/0007.png): the file does not exist"
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
+REAL = os.environ.get("POLYCLINIC_DATA")
+needs_real_data = pytest.mark.skipif(REAL is None, reason="POLYCLINIC_DATA names no folder with the real files")
+
+
+def study(name, *changes):
+    return load_study(EXAMPLES / f"{name}.toml").with_settings(dict(changes))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("real")
+
+
+@needs_real_data
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_example_gives_parts_without_a_patient_on_both_sides(file, cache):
+    chosen = study(file.stem)
+    parts = prepare(chosen.data, chosen.sites, cache=cache)
+    patients = {"train": set(), "validation": set(), "test": set()}
+    for name in parts.names:
+        site = open_site(parts.folder, name)
+        for split_name, found in patients.items():
+            part = getattr(site, split_name)
+            assert len(part) == parts.info["counts"][name][split_name] > 0
+            found |= set() if part.cases is None else set(part.cases.tolist())
+    assert not patients["train"] & (patients["validation"] | patients["test"])
+    assert not patients["validation"] & patients["test"]

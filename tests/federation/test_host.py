@@ -1,9 +1,10 @@
-"""What a host does around an operation: groups, rounding on the wire, poisoned updates, anchors and suspensions."""
+"""The host of a site, its policy and its operations."""
 
 import contextlib
 from types import SimpleNamespace
 from typing import ClassVar
 
+import pydantic
 import pytest
 import torch
 from plain_study import host_spec, kit_of, plain_study, plain_trainer
@@ -23,7 +24,7 @@ from polyclinic.federation.ledger.keys import Anchor, SeedKeys, sign_anchor
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
+from polyclinic.federation.operation import operation, signature_of
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums.settings import Federated
 
@@ -266,3 +267,55 @@ def test_a_failure_that_may_depend_on_images_stops_the_study_as_does_one_that_is
 def test_failures_that_tell_something_of_images(error, before, working):
     assert may_depend_on_images(error, working=False) is before
     assert may_depend_on_images(error, working=True) is working
+
+
+@pytest.mark.parametrize(("name", "least", "refused"), [
+    ("max_bytes", 0, -1),  # 0: nothing leaves
+    ("max_scores", 0, -1),
+    ("min_cohort", 0, -1),
+    ("liars", 0, -1),
+    ("min_sites", 3, 2),  # of two sites each knows the other's part of a sum
+    ("max_epsilon", 1e-9, 0),
+    ("max_delta", 1e-300, 0),
+    ("max_delta", 0.999, 1),
+    ("accountants", ("prv",), ()),
+    ("kinds", (), ("no kind",)),
+])  # fmt: skip
+def test_the_last_value_that_a_policy_takes(name, least, refused):
+    assert getattr(Policy(**{name: least}), name) == least
+    with pytest.raises(pydantic.ValidationError, match=name):
+        Policy(**{name: refused})
+
+
+@pytest.mark.parametrize(("images", "delta"), [(0, 0.5), (1, 0.5), (2, 0.5), (3, 1 / 3), (1000, 0.001)])
+def test_the_delta_of_a_site(images, delta):
+    assert Policy().delta_for(images) == delta
+    assert Policy(max_delta=1e-7).delta_for(images) == 1e-7
+
+
+@pytest.fixture
+def declared():
+    class Declared:
+        @operation("weights")
+        def train(self, site, weights, steps=3):
+            """Its draws have its own name."""
+
+        @operation("metrics", address="before", takes={"front": "weights"}, splits=("test",))
+        def renamed(self, site, front):
+            """Its draws stay where they were."""
+
+    return Declared
+
+
+def test_where_the_draws_of_an_operation_lie_and_what_it_takes(declared):
+    assert declared.train.operation.address == "train"
+    assert declared.renamed.operation.address == "before"
+    assert dict(declared.train.operation.takes) == {}
+    assert declared.train.operation.kind_of("synthetic_images") == "synthetic-images"
+    assert dict(declared.renamed.operation.takes) == {"front": "weights"}
+    assert declared.renamed.operation.kind_of("front") == "weights"
+    assert declared.renamed.operation.kind_of("weights") == "weights"
+    assert list(signature_of(declared().train).parameters) == ["site", "weights", "steps"]
+    assert list(signature_of(declared.train).parameters) == ["self", "site", "weights", "steps"]
+    assert signature_of(declared().train).parameters["steps"].default == 3
+    assert signature_of(declared().train) is signature_of(declared().train)

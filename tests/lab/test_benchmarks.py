@@ -1,10 +1,20 @@
-"""The benchmarks run, end in one line of JSON with the documented keys, and compare like with like."""
+"""Benchmarks, campaigns and archives run quickly."""
 
+from __future__ import annotations
+
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import run_script
+
+from polyclinic_lab import archives
+from polyclinic_lab.claim import CLAIMS
 
 BENCHMARKS = Path(__file__).parents[2] / "lab" / "benchmarks"
 
@@ -88,3 +98,129 @@ def test_an_audit_is_measured_on_a_planted_leak(tmp_path):
     written = run_benchmark("audit_power", *options, file=tmp_path / "figures.json")
     assert written["cases"] == 1
     assert written["budgets"]["quick"]["full"] == {"leaks": 1}
+
+
+def figures(name: str, *options: str, data: Path | None = None) -> dict:
+    done = run_script(BENCHMARKS / name, "--threads", "1", *options, POLYCLINIC_DATA=str(data or ""))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_both_sides_end_with_the_same_images():
+    (row,) = figures("attacks.py", "--quick", "--targets", "6", "--steps", "1")["rows"]
+    pairs = zip(row["mse_at_once"], row["mse_one_by_one"], strict=True)
+    near = [pair for pair in pairs if max(pair) < 0.2]  # a search that runs away makes much of a last bit
+    assert len(near) >= 3  # five, near 0.1
+    assert [ours for ours, _ in near] == pytest.approx([theirs for _, theirs in near], rel=0.1)
+    assert row["evaluations_per_target_at_once"] == row["evaluations_per_target_one_by_one"] == 20
+
+
+@pytest.mark.slow
+def test_black_box(tmp_path: Path):
+    """Every attacker at one cut, on random pictures; the mean image tells nobody apart."""
+    rng = np.random.default_rng(3)
+    pictures = rng.integers(0, 256, (96, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "tb_cxr_64.npz", images=pictures, labels=np.arange(96) % 2)
+    sites = {"site": np.ones(96, dtype=int), "site_names": np.array(["elsewhere", "NIH_ChestXray8"])}
+    np.savez(tmp_path / "covid_cxr_64.npz", images=pictures, labels=np.arange(96) % 2, **sites)
+    options = ["--backbone", "small-cnn", "--size", "16", "--pairs", "8", "--steps", "2", "--iterations", "2"]
+    rows = figures("attack_black_box.py", "--quick", *options, data=tmp_path)["rows"]
+    assert [row["attacker"] for row in rows] == ["mean image", "white box", "pairs 8", "surrogates"]
+    assert rows[0]["identified"] <= 1 / 16
+    assert {row["images"] for row in rows} == {16}
+
+
+CAMPAIGNS = Path(__file__).parents[2] / "lab" / "campaigns"
+
+
+def run_campaign(name, tmp_path, *options):
+    done = subprocess.run(
+        [sys.executable, CAMPAIGNS / f"{name}.py", "--quick", "--json", tmp_path / "found.json", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        timeout=500,
+    )
+    assert (tmp_path / "found.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:]
+    return json.loads((tmp_path / "found.json").read_text())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the campaign forks, and follows open files in /proc")
+def test_no_fault_of_the_quick_campaign_goes_unnoticed(tmp_path):
+    found = run_campaign("faults", tmp_path)
+    assert found["failures"] == []
+    tried = {kind: counts["tried"] for kind, counts in found["kinds"].items()}
+    assert {"kills", "power cuts", "damaged, interrupted", "full disk", "lies"} <= set(tried)
+    assert sum(tried.values()) >= 25
+
+
+def test_every_changed_input_is_read_or_refused(tmp_path):
+    found = run_campaign("fuzz", tmp_path)
+    assert found["failures"] == {}
+    assert found["tried"] >= 2000
+    assert {"study", "parcel", "call", "ledger", "manifest", "model", "image png"} <= set(found["targets"])
+
+
+def test_honest_rounds_pass_the_incoming_check(tmp_path):
+    found = run_campaign("incoming", tmp_path, "--part", "honest", "--first", "6", "--rounds", "1", "--each", "2")
+    assert found["honest"]["rounds"] == 2
+    assert found["honest"]["figures"] > 50
+    assert (found["honest"]["runs_with_alarms"], found["honest"]["runs_that_failed"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_crafted_weights_give_an_alarm_and_honest_ones_none(tmp_path):
+    rows = run_campaign("incoming", tmp_path, "--part", "attacks")["attacks"]
+    alarms = {(row["attack"], row["honest_rounds_before"]): row["alarms"] for row in rows}
+    assert alarms["honest weights", 0] == alarms["honest weights", 3] == []
+    strong = ("imprint brightness", "imprint random", "crafted-sum", "trap-weights", "fishing", "overflow filter")
+    assert all(alarms[attack, warm] for attack in strong for warm in (0, 3))
+
+
+ROWS = 120
+
+
+@pytest.fixture
+def eyes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An archive such as the retinopathy claims read, of 40 px; the claim wants twenty a class at 32."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "images": rng.integers(0, 256, (ROWS, 40, 40, 3), dtype=np.uint8),
+        "labels": np.arange(ROWS) % 5,
+        "patient": np.arange(ROWS),
+        "label_names": np.array(list("01234")),
+    }
+    np.savez(tmp_path / "dr_multisite_128_jpeg.npz", **arrays)
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    claim = dataclasses.replace(
+        CLAIMS["qu-figure5-retina-low"], scales={"quick": ("data.size=32", "data.per_class=20")}
+    )
+    monkeypatch.setattr(archives, "find_claim", lambda name: claim)
+    return tmp_path
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_an_archive_keeps_its_rows_and_only_the_images_that_are_read(eyes: Path, tmp_path: Path, fit: bool) -> None:
+    (study,) = archives.studies_of(["qu-figure5-retina-low"], "quick")
+    small = tmp_path / "small"
+    small.mkdir()
+    archives.write(study.data.location, [study], small / study.data.location.name, fit=fit)
+    with np.load(small / study.data.location.name) as kept:
+        assert len(kept["labels"]) == ROWS
+        assert kept["images"].shape == ((ROWS, 32, 32, 3) if fit else (ROWS, 40, 40, 3))
+        assert kept["images"].any((1, 2, 3)).sum() == 40
+    assert archives.facts(study) == archives.facts(study, small)
+
+
+def test_packed_pictures_that_nobody_reads_are_empty(tmp_path: Path) -> None:
+    file = tmp_path / "packed.npz"
+    np.savez(file, jpeg=np.arange(9, dtype=np.uint8), jpeg_off=np.array([0, 2, 5, 9]), labels=np.arange(3))
+    used = np.array([True, False, True])
+    found = archives.blanked(archives.Archive(file), "jpeg", used)
+    assert found["jpeg"].tolist() == [0, 1, 5, 6, 7, 8]
+    assert found["jpeg_off"].tolist() == [0, 2, 2, 6]
+    assert archives.blanked(archives.Archive(file), "jpeg_off", used) == {}
+    assert archives.blanked(archives.Archive(file), "labels", used)["labels"].tolist() == [0, 1, 2]

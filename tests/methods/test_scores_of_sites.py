@@ -1,15 +1,25 @@
-"""Scores of several sites in one pass, and the best round that a site alone selects: by hand."""
+"""Scores of sites: theirs, noised, and their worth from sums."""
 
+import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import carry_out
 from polyclinic.federation.site import SiteState
+from polyclinic.methods import analytic
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.one_round import OneRound, moments
 from polyclinic.methods.standalone import Standalone
+from polyclinic.privacy.epsilon import Mechanism, composed_epsilon
+from polyclinic.runner.evaluate.inspect import worth
+from polyclinic.study import parse_study
 from polyclinic.training.plans import Score
 
 WHOLE = {"w": torch.ones(1)}
@@ -119,3 +129,176 @@ def test_what_selects_no_round(monkeypatch):
     score(monkeypatch, site, 1, {"auc": 0.9, "loss": 1.0}, part="test images")
     score(monkeypatch, site, 1, {"auc": 0.9, "loss": 1.0}, own="best")
     assert site.state.group("best") == {}
+
+
+AGES = {
+    "data": {"source": "hand-phantom", "samples": 120, "size": 28},
+    "sites": {"partition": "iid", "count": 2},
+    "task": {"name": "regression"},
+    "model": {"backbone": "lenet5"},
+    "evaluation": {"every": 0, "select": "last"},
+    "privacy": {"noise_multiplier": 2.0, "max_grad_norm": 0.5, "delta": 1e-5, "score_noise": 4.0, "cover": "all"},
+}
+METHOD = {"name": "fedavg", "rounds": 2, "local_steps": 1}
+
+
+def test_a_score_is_one_release_more_in_the_account(tiny_run):
+    result = tiny_run(METHOD, **AGES)
+    steps, scores = result["privacy"]["mechanisms"][:-1], result["privacy"]["mechanisms"][-1]
+    assert scores == {"noise": 4.0, "sampling_rate": 1.0, "steps": 1}
+    both = [Mechanism(**one) for one in (*steps, scores)]
+    assert result["privacy"]["epsilon"] == pytest.approx(composed_epsilon(both, 1e-5, "rdp"))
+    assert result["privacy"]["epsilon"] > composed_epsilon(both[:-1], 1e-5, "rdp")
+    assert result["privacy"]["covers"] == ["everything released"]
+    told = " ".join(result["privacy"]["does_not_cover"])
+    assert "as they are" not in told
+    assert "how many validation and test images" in told
+    result = tiny_run(METHOD, **{**AGES, "evaluation": {"every": 1}})
+    entered = [one for one in result["privacy"]["mechanisms"] if one["noise"] == 4.0]
+    assert sum(one["steps"] for one in entered) == 3  # two rounds, and the end
+
+
+def test_noised_scores_stand_beside_no_exact_ones(tiny_run):
+    noised = tiny_run(METHOD, **AGES)
+    privacy = {name: value for name, value in AGES["privacy"].items() if name not in ("score_noise", "cover")}
+    exact = tiny_run(METHOD, **{**AGES, "privacy": privacy})
+    assert noised["weights_sha256"] == exact["weights_sha256"]
+    assert noised["metrics"]["test"]["mae"] != pytest.approx(exact["metrics"]["test"]["mae"], abs=1e-6)
+    assert "intervals" in exact["metrics"]
+    assert "intervals" not in noised["metrics"]
+    assert not (noised.folder / "cases").exists()
+
+
+def test_a_budget_that_is_spent_lets_no_score_out(tiny_run):
+    result = tiny_run(METHOD, **AGES)
+    only_steps = [Mechanism(**one) for one in result["privacy"]["mechanisms"][:-1]]
+    target = composed_epsilon(only_steps, 1e-5, "rdp") * 1.001
+    without = tiny_run(METHOD, **{**AGES, "privacy": {**AGES["privacy"], "target_epsilon": target}})
+    assert without["metrics"]["test"] == {}
+    assert without["privacy"]["epsilon"] <= target
+
+
+def test_with_patients_one_image_of_each_is_scored(tiny_run):
+    brains = {"source": "brain-phantom", "samples": 60, "size": 28}
+    changed = {**AGES, "data": brains, "task": {"name": "classification"}}
+    result = tiny_run(METHOD, **{**changed, "privacy": {**AGES["privacy"], "unit": "patient"}})
+    assert result["privacy"]["covers"] == ["everything released"]
+    assert result["privacy"]["unit"] == "patient"
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"task": {"name": "segmentation"}, "model": {"backbone": "unet"}}, "cannot be noised"),
+    ({"privacy": {**AGES["privacy"], "score_noise": 0.0}}, "score_noise"),
+])  # fmt: skip
+def test_what_cannot_be_noised_is_refused(changes, words):
+    tables = {**AGES, "data": {"source": "brain-phantom", "samples": 60, "size": 28}, **changes}
+    with pytest.raises(BadInput, match=words):
+        parse_study({**tables, "method": METHOD})
+
+
+def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
+    found = worth(study_of({"name": "analytic", "numbers": 6}), cache=cache)
+    assert len(found["sites"]) == 3
+    assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
+    assert found["none"] < found["all"] < 0
+    assert "exact" in found["how"]
+
+
+def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run, cache):
+    """As a deployed run does, from the sums that the coordinator gets."""
+    method = {"name": "analytic", "numbers": 6}
+    told = tiny_run({**method, "worth": True}).values["worth"]
+    found = worth(study_of(method), cache=cache)
+    assert told["sites"].keys() == found["sites"].keys()
+    assert told["all"] == pytest.approx(found["all"])
+    for site, one in told["sites"].items():
+        assert one == pytest.approx(found["sites"][site])
+
+
+@pytest.mark.parametrize("how", ["integer", "secure"])
+def test_worth_wants_open_sums(study_of, cache, how):
+    with pytest.raises(BadInput, match=r"federation\.sum: the worth of a site \(method\.worth\)"):
+        study_of({"name": "analytic", "worth": True}, federation={"sum": how})
+    with pytest.raises(BadInput, match=r"^method\.name: what a site adds follows from the sums of 'analytic'"):
+        worth(study_of({"name": "fedavg"}), cache=cache)
+    with pytest.raises(ParcelRejected, match=r"the study has no method\.worth"):
+        study_of({"name": "analytic"}).method.give_held_out_sums(None)
+
+
+GO_ON = {"on_failure": "continue", "quorum": 0.5}
+
+
+def lying(monkeypatch, operation, lie):
+    """The first site that is asked multiplies or swaps what it sends."""
+    honest, liars = OneRound.sums_at, []
+
+    def sums_at(self, site, which="training"):
+        sent = honest(self, site, which)
+        liars.append(site.name)
+        return lie(sent) if site.name == liars[0] and which == operation else sent
+
+    monkeypatch.setattr(OneRound, "sums_at", sums_at)
+    return liars
+
+
+def times(factor):
+    def lie(sent):
+        tensors = {name: factor * tensor for name, tensor in sent.tensors.items()}
+        return Parcel("statistics", tensors, {"samples": int(tensors["products"][0])})
+
+    return lie
+
+
+def count_only(sent):
+    products = sent.tensors["products"].clone()
+    products[0] = 2**24
+    return Parcel("statistics", {**sent.tensors, "products": products}, sent.metadata)
+
+
+@pytest.mark.parametrize(("operation", "lie", "words"), [
+    ("training", count_only, "and the limit is"),
+    ("training", times(10**6), "and the limit is"),
+    ("training", lambda sent: Parcel("statistics", sent.tensors, {"samples": 3}), "samples = 3"),
+    ("validation", times(10**5), "validation images beside"),
+], ids=["count", "multiplied", "samples", "held-out"])  # fmt: skip
+def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatch, operation, lie, words):
+    liars = lying(monkeypatch, operation, lie)
+    found = tiny_run({"name": "analytic", "numbers": 6, "worth": True}, engine=GO_ON)
+    (failure,) = json.loads((found.folder / "result.json").read_text())["failures"]
+    assert failure["site"] == liars[0]
+    assert words in failure["reason"]
+    assert found.values["worth"]["all"] > -1
+
+
+HELD_OUT = torch.tensor([[0.5, 1.0], [2.0, -1.0], [0.25, 0.0], [1.0, 3.0]])
+GOALS = torch.tensor([[0.5, -0.5], [1.0, 0.0], [0.0, 0.25], [-1.0, 0.5]])
+HEAD = torch.tensor([[0.5, 1.0], [-0.25, 0.5], [0.125, 2.0]]).double()
+
+
+def test_the_value_of_sites_is_minus_the_mean_squared_error_on_validation_images():
+    held_out = moments(HELD_OUT.numpy(), GOALS)
+    solved = []
+
+    def solve(sums):
+        solved.append(sums.count)
+        return HEAD
+
+    train = {
+        name: moments(np.ones((count, 2), np.float32), torch.zeros(count, 2)) for name, count in (("a", 2), ("b", 3))
+    }
+    said = torch.cat([torch.ones(4, 1), HELD_OUT], 1).double() @ HEAD
+    error = float((said - GOALS).square().sum()) / 4
+    value = analytic.squared_error_value
+    assert value(train, held_out, solve, frozenset("ab")) == pytest.approx(-error, rel=1e-6)
+    assert value(train, held_out, solve, frozenset("b")) == pytest.approx(-error, rel=1e-6)
+    assert solved == [5, 3]
+    nothing = float(GOALS.square().sum()) / 4  # zero is said
+    assert value(train, held_out, solve, frozenset()) == pytest.approx(-nothing, rel=1e-6)
+    assert solved == [5, 3]
+    sums = {"a": moments(HELD_OUT.numpy(), GOALS)}
+    none = moments(HELD_OUT[:0].numpy(), GOALS[:0])
+    with pytest.raises(BadInput, match=r"^data\.validation: no site has validation images to score"):
+        analytic.worth_from_sums(sums, {"a": none}, lambda own: HEAD)
+    found = analytic.worth_from_sums(sums, {"a": none, "b": sums["a"]}, lambda own: HEAD)
+    assert found["how"] == "exact, from the sites' sums; all 2 coalitions"
+    assert found["sites"]["a"]["shapley"] == pytest.approx(found["all"] - found["none"])

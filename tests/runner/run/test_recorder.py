@@ -1,11 +1,14 @@
-"""Which rounds are run, by which sites, and which is released; the live file: who works, while a run lasts."""
+"""Rounds and their recorder: which are run, by whom, which is released, and a method that raises."""
 
 import json
 
 import pytest
 
-from polyclinic.errors import BadInput
+from polyclinic.cli import run_app
+from polyclinic.errors import BadInput, RunPaused, WorkFailed
+from polyclinic.methods.fedavg import FedAvg
 from polyclinic.runner.run import recorder as live
+from polyclinic.runner.run.method import run_method
 from polyclinic.runner.run.recorder import FILE, Display, LiveFile
 from polyclinic.runner.run.run import run
 from polyclinic.tasks import TASKS
@@ -208,3 +211,69 @@ def test_augmentation_goes_with_differential_privacy(undisturbed, tiny):
     every = ["flip", "turn", "crop", "rotate", "brightness", "contrast", "noise"]
     result = undisturbed(tiny("fedavg", {"optimizer.augment": every, "privacy": {"noise_multiplier": 1.0}}, rounds=1))
     assert result["privacy"]["epsilon"] > 0
+
+
+PLUGIN = """
+from typing import Literal
+
+from polyclinic import FedAvg
+
+
+class Careless(FedAvg):
+    name: Literal["careless"] = "careless"
+
+    def combine(self, federation, state, replies):
+        return forgotten({})["weights"]
+
+
+def forgotten(found):
+    return found["weights"]
+
+
+METHODS = {"careless": Careless}
+"""
+
+
+def test_the_sentence_names_method_file_and_line(tiny, tmp_path, capsys, monkeypatch):
+    plugin = tmp_path / "careless.py"
+    plugin.write_text(PLUGIN)
+    file = tmp_path / "study.toml"
+    file.write_text(
+        f'plugins = ["careless.py"]\n{tiny("fedavg", rounds=1).to_toml()}'.replace('"fedavg"', '"careless"')
+    )
+    assert run_app(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    line = PLUGIN.splitlines().index('    return found["weights"]') + 1
+    assert said == (
+        f"method 'careless' failed at the coordinator in {plugin}, line {line}: KeyError: 'weights'; mend it, or set "
+        "POLYCLINIC_TRACEBACK=1 to see all calls"
+    )
+    monkeypatch.setenv("POLYCLINIC_TRACEBACK", "1")
+    assert run_app(["run", "--resume", "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "in forgotten" in told
+    assert said in told
+
+
+class Raises(FedAvg):
+    """A method of this test."""
+
+    def run(self, federation):
+        raise federation
+
+
+@pytest.mark.parametrize("error", [BadInput("no"), WorkFailed("no"), RunPaused("later"), KeyboardInterrupt("stop")])
+def test_what_is_meant_for_the_user_or_for_a_pause_passes(error):
+    with pytest.raises(type(error), match=str(error)):
+        run_method(Raises(), error)
+
+
+def test_a_failure_outside_the_plugin_names_the_innermost_line():
+    with pytest.raises(WorkFailed, match=r"method 'fedavg' failed at the coordinator in .*test_method\.py, line"):
+        run_method(Raises(), ValueError("x"))
+
+
+def test_an_error_of_our_own_method_keeps_its_traceback():
+    with pytest.raises(AttributeError):
+        run_method(FedAvg(), None)
