@@ -1,4 +1,4 @@
-"""Classification: loss and metrics against arithmetic by hand and scikit-learn's exact AUC."""
+"""Classification, regression and segmentation: losses, predictions and metrics by hand."""
 
 import math
 
@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from monai.metrics import DiceMetric
 from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
 
 from polyclinic.errors import BadInput
-from polyclinic.tasks import Classification, Target
+from polyclinic.tasks import Classification, Regression, Segmentation, Target, Task
 
 TASK = Classification()
 TWO = Target(classes=("healthy", "ill"))
@@ -110,3 +111,170 @@ def test_fewer_than_two_classes_is_an_error():
     assert TASK.outputs(THREE) == 3
     with pytest.raises(BadInput, match=r"task\.name: classification needs two classes or more, .* names 0"):
         TASK.outputs(Target(unit="months"))
+
+
+MONTHS = Target(unit="months", label_range=(0.0, 240.0))  # scaled: (label - 120) / 120
+
+
+@pytest.mark.parametrize(
+    ("criterion", "expected"), [("l1", (0.5 + 2.0) / 2), ("mse", (0.25 + 4.0) / 2), ("huber", (0.125 + 1.5) / 2)]
+)
+def test_loss_by_hand_on_scaled_labels(criterion, expected):
+    task = Regression(criterion=criterion)
+    output = torch.tensor([[0.5], [-1.0]])
+    labels = task.targets(torch.tensor([120, 240]))  # scaled 0 and 1: off by 0.5 and 2
+    assert labels.dtype == torch.float32
+    assert task.loss(output, labels, MONTHS).item() == pytest.approx(expected)
+
+
+def test_weights_favour_an_image():
+    output, labels = torch.tensor([[0.5], [-1.0]]), torch.tensor([120.0, 240.0])
+    weighted = Regression().loss(output, labels, MONTHS, weights=torch.tensor([3.0, 1.0]))
+    assert weighted.item() == pytest.approx((3 * 0.5 + 2.0) / 4)
+
+
+def test_metrics_by_hand_in_the_labels_unit():
+    task = Regression()
+    output, labels = torch.tensor([[0.5], [-1.0]]), torch.tensor([120.0, 240.0])
+    assert task.predictions(output, MONTHS).tolist() == [180.0, 0.0]
+    result = task.finish(task.sums(task.observe(output, labels, MONTHS), labels, None, MONTHS))
+    wanted = {"mae": (60 + 240) / 2, "rmse": math.sqrt((60**2 + 240**2) / 2), "loss": 1.25}
+    assert result == pytest.approx(wanted)
+
+
+@given(st.lists(st.floats(0, 240), max_size=20), st.lists(st.floats(0, 240), max_size=20))
+def test_sums_of_ages_at_two_sites_are_those_of_the_pooled_images(ours, theirs):
+    task = Regression(criterion="huber")
+    labels = torch.tensor(ours + theirs, dtype=torch.float32)
+    observed = torch.linspace(-1, 1, len(labels)).double()[:, None]
+    parts = [slice(None, len(ours)), slice(len(ours), None)]
+    added = task.add(*(task.sums(observed[part], labels[part], None, MONTHS) for part in parts))
+    pooled = task.sums(observed, labels, None, MONTHS)
+    assert added.keys() == pooled.keys()
+    assert task.finish(added) == pytest.approx(task.finish(pooled))
+
+
+@pytest.mark.parametrize("bad_range", [None, (5.0, 5.0), (9.0, 1.0)])
+def test_labels_without_a_usable_public_range_are_refused(bad_range):
+    with pytest.raises(BadInput, match=r"task\.name: regression needs a public range.*choose a source"):
+        Regression().outputs(Target(unit="months", label_range=bad_range))
+    assert Regression().outputs(MONTHS) == 1
+
+
+def test_a_task_that_is_like_regression_predicts_values():
+    """Of somebody else's task, whose network gives values as they are."""
+
+    class Plain(Regression):
+        predictions = Task.predictions
+
+    assert Plain().predictions(torch.tensor([[7.0], [9.0]]), MONTHS).tolist() == [7.0, 9.0]
+
+
+MASKS, LESION = Segmentation(), Target(classes=("lesion",))
+
+
+def observed(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Observations of masks given as 0/1 [B, H, W]: logits are +5 inside, -5 outside."""
+    targets = MASKS.targets(torch.zeros(len(true)), true.byte())
+    return MASKS.observe(10.0 * predicted[:, None] - 5.0, targets, LESION)
+
+
+def dice(observations: torch.Tensor, cases: torch.Tensor | None = None) -> float:
+    return MASKS.finish(MASKS.sums(observations, torch.zeros(len(observations)), cases, LESION))["dice"]
+
+
+def rows(*lengths: int) -> torch.Tensor:
+    """One 1 x 8 image for each length, with its first so many pixels set."""
+    return torch.stack([(torch.arange(8) < length).float()[None] for length in lengths])
+
+
+def test_dice_by_hand_per_image_and_per_patient():
+    facts = observed(rows(4, 0, 2), rows(2, 0, 6))
+    assert facts[:, :3].tolist() == [[2, 4, 2], [0, 0, 0], [2, 2, 6]]
+    assert dice(facts) == pytest.approx((4 / 6 + 1 + 4 / 8) / 3)
+    # the empty slice belongs to the first patient, and no longer counts as a perfect one
+    assert dice(facts, cases=torch.tensor([7, 7, 3])) == pytest.approx((4 / 6 + 4 / 8) / 2)
+
+
+def test_predicting_nothing_where_something_is_scores_zero_and_both_empty_one():
+    assert dice(observed(rows(0), rows(3))) == 0
+    assert dice(observed(rows(3), rows(0))) == 0
+    assert dice(observed(rows(0), rows(0))) == 1
+
+
+def test_dice_of_images_is_monais():
+    rng = torch.Generator().manual_seed(0)
+    predicted, true = (torch.rand(2, 6, 9, 9, generator=rng) > 0.6).float()
+    monai = DiceMetric(ignore_empty=False)
+    monai(predicted[:, None], true[:, None])
+    assert dice(observed(predicted, true)) == pytest.approx(monai.aggregate().item(), abs=1e-6)
+
+
+def test_loss_by_hand_is_soft_dice_plus_cross_entropy():
+    logits = torch.tensor([math.log(3.0), 0.0]).reshape(1, 1, 1, 2)  # probabilities 3/4 and 1/2
+    targets = MASKS.targets(torch.zeros(1), torch.tensor([[[1, 0]]], dtype=torch.uint8))
+    soft_dice = 1 - 2 * 0.75 / (0.75 + 0.5 + 1)
+    cross_entropy = (math.log(4 / 3) + math.log(2)) / 2
+    assert MASKS.loss(logits, targets, LESION).item() == pytest.approx(soft_dice + cross_entropy, abs=1e-4)
+
+
+def test_each_image_has_a_loss_of_its_own():
+    logits, masks = torch.randn(3, 1, 5, 5), torch.randint(0, 2, (3, 5, 5), dtype=torch.uint8)
+    targets = MASKS.targets(torch.zeros(3), masks)
+    together = MASKS.losses(logits, targets, LESION)
+    alone = [MASKS.losses(logits[i : i + 1], targets[i : i + 1], LESION) for i in range(3)]
+    assert torch.allclose(together, torch.cat(alone))
+    weighted = MASKS.loss(logits, targets, LESION, weights=torch.tensor([0.0, 2.0, 0.0]))
+    assert torch.allclose(weighted, together[1])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(4, 7)), max_size=12),
+)
+def test_sums_of_two_sites_are_those_of_the_pooled_patients(ours, theirs):
+    images = ours + theirs
+    facts = observed(rows(*(p for p, _, _ in images)), rows(*(t for _, t, _ in images)))
+    cases = torch.tensor([case for _, _, case in images])
+    parts = [slice(None, len(ours)), slice(len(ours), None)]
+    added = MASKS.add(*(MASKS.sums(facts[part], cases[part], cases[part], LESION) for part in parts))
+    pooled = MASKS.sums(facts, cases, cases, LESION)
+    assert added.keys() == pooled.keys()
+    assert MASKS.finish(added) == pytest.approx(MASKS.finish(pooled))
+
+
+def test_no_images_no_metrics():
+    assert MASKS.finish(MASKS.sums(torch.zeros(0, 4).double(), torch.zeros(0), None, LESION)) == {}
+
+
+def test_masks_are_needed():
+    with pytest.raises(BadInput, match=r"task\.name: segmentation needs masks"):
+        MASKS.targets(torch.zeros(2), None)
+
+
+def square(left: int, top: int, side: int, size: int = 16):
+    mask = torch.zeros(1, size, size)
+    mask[:, top : top + side, left : left + side] = 1
+    return mask
+
+
+def test_distances_between_outlines_by_hand():
+    task = Segmentation(surface_distances=True)
+    line = torch.zeros(1, 16, 16)
+    line[:, 4, 2:12] = 1
+    moved = torch.zeros(1, 16, 16)
+    moved[:, 7, 2:12] = 1  # the same line three pixels below: every pixel of one is three from the other
+    corner = square(0, 0, 4)
+    masks = torch.stack([line, corner, corner, torch.zeros(1, 16, 16)])
+    guesses = torch.stack([moved, corner, torch.zeros(1, 16, 16), corner])
+    facts = task.observe(guesses * 20 - 10, masks, Target())
+    assert facts[:, 4:].tolist() == [[3, 3, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
+    metrics = task.finish(task.sums(facts, torch.zeros(4), None, Target()))
+    assert metrics["hausdorff95"] == metrics["average_surface_distance"] == 1.5  # of the two images that have both
+
+
+def test_distances_are_left_out_where_no_image_has_both_outlines():
+    task = Segmentation(surface_distances=True)
+    facts = task.observe(torch.full((2, 1, 8, 8), -5.0), torch.ones(2, 1, 8, 8), Target())
+    assert task.finish(task.sums(facts, torch.zeros(2), None, Target())).keys() == {"dice", "loss"}
+    assert Segmentation().observe(torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8), Target()).shape == (2, 4)
