@@ -208,12 +208,13 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
     ({"task": {"name": "telepathy"}}, "task: no such choice: 'telepathy'"),
     ({"task": {}}, "task: no such choice: 'None'"),
     ({"task": {"name": "classification", "label_smoothing": 7}}, "task: 1 validation error"),
-    ({"backbones": {}}, "backbones Dictionary should have at least 1 item"),
+    ({"backbones": {}}, "card.backbones: dictionary should have at least 1 item"),
     ({"backbones": {"": "no-such-network"}}, "no-such-network"),
     ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
     ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
-    ({"size": 10**6}, r"size\S* Input should be less than or equal to 2048"),
-    ({"input_size": 10**9}, "input_size Input should be less than or equal to 2048"),
+    ({"size": 10**6}, r"polyclinic \(card\.size: must be sides from 1 to 2048 \(it is 1000000\)\); fetch"),
+    ({"size": [16, 16, 10**6]}, r"polyclinic \(card\.size: must be sides from 1 to 2048 \(it is \[16, 16, 1000000\]"),
+    ({"input_size": 10**9}, r"polyclinic \(card\.input_size: must be less than or equal to 2048 \(it is 1000000000\)"),
     ({"size": 2048}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
 ])  # fmt: skip
 def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sentence, capsys):

@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from polyclinic.registry import Registry
 from polyclinic.run_folder import RUN_FORMAT, check_format
 from polyclinic.runner.evaluate.calibration import Calibration
 from polyclinic.runner.predict.unlike_images import Looks
-from polyclinic.settings import Settings, no_such_choice
+from polyclinic.settings import Settings, no_such_choice, sentences
 from polyclinic.study import Study
 from polyclinic.study.reading import packages_of
 from polyclinic.tasks import TASKS, Target, Task
@@ -45,7 +45,6 @@ CARD = "polyclinic"
 LARGEST_SIDE = 2048
 #: channels of a volume at most
 MOST_CHANNELS = 64
-Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
 
 
 class VolumeCard(Settings):
@@ -73,7 +72,7 @@ class Card(Settings):
     )
     head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
     channels: int = Field(ge=1, le=MOST_CHANNELS, description="1 or 3; of volumes as many as there are")
-    size: Side | tuple[Side, Side, Side] = Field(
+    size: int | tuple[int, int, int] = Field(
         description="side of the square images, in pixels; sides of the patches of volumes, in voxels"
     )
     volume: VolumeCard | None = Field(None, description="for a model of volumes")
@@ -103,6 +102,13 @@ class Card(Settings):
         if not isinstance(self.size, int):
             raise BadInput("model: is one of volumes, and this is for models of images; name another model")
         return self.size
+
+    @field_validator("size")
+    @classmethod
+    def _no_larger(cls, size: int | tuple[int, int, int]) -> int | tuple[int, int, int]:
+        if not all(1 <= side <= LARGEST_SIDE for side in ([size] if isinstance(size, int) else size)):
+            raise ValueError(f"must be sides from 1 to {LARGEST_SIDE}")
+        return size
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Card:
@@ -203,7 +209,8 @@ def read_model_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
             card = TypeAdapter(Card).validate_json(text)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        words = sentences(error, "card", Card) if isinstance(error, ValidationError) else str(error)
+        reason = " ".join(words.split())[:200]
         raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
     if digest_of_weights(tensors) != card.weights_sha256:
         raise BadInput(f"{file}: is damaged: its weights are not those that its card names; fetch it again")
