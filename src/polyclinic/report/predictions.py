@@ -13,8 +13,8 @@ from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence, rows_png
 from polyclinic.runner.evaluate.case_scores import Cases
 
-#: images that a scatter of points shows, and points of a box
-MOST_POINTS, MOST_IN_BOX = 2000, 300
+#: images that a scatter of points shows, points of a box, and boxes of a figure
+MOST_POINTS, MOST_IN_BOX, MOST_BOXES = 2000, 300, 20
 #: outlines: true and predicted, as on the picture
 TRUE, PREDICTED = (0, 158, 115), (230, 120, 0)
 INDEPENDENT = (
@@ -94,7 +94,58 @@ def _differences(run: RunEvidence, cases: Cases) -> list[Block]:
 
 def masks_section(run: RunEvidence, cases: Cases) -> Section:
     """Dice, distances and examples of a segmentation."""
-    return Section("masks", "Masks", [_dice(cases), _distances(cases), *_examples(run, cases)])
+    figures = [_dice(cases), _distances(cases)] if cases.scores is None else _structures(cases)
+    return Section("masks", "Masks", [*figures, *_examples(run, cases)])
+
+
+def _structures(cases: Cases) -> list[Block]:
+    """Of volumes: scores, and by how much the volume is wrong, by site and structure."""
+    assert cases.scores is not None
+    assert cases.structures is not None
+    scores = {"Dice": cases.scores[:, :, 0], "HD95 (mm)": cases.scores[:, :, 1], "surface dice": cases.scores[:, :, 2]}
+    figures = {name: scores[name] for name in ("Dice", "HD95 (mm)")}
+    if cases.millilitres is not None:
+        true, found = cases.millilitres[:, :, 0], cases.millilitres[:, :, 1]
+        figures["predicted - true volume (ml)"] = found - true
+        scores |= {"true (ml)": true, "predicted (ml)": found}
+    names, sites = cases.structures.tolist(), cases.sites[cases.site]
+    rows = [
+        [
+            str(site),
+            name,
+            *(None if np.isnan(some[case, place]) else float(some[case, place]) for some in scores.values()),
+        ]
+        for case, site in enumerate(sites)
+        for place, name in enumerate(names)
+    ]
+    table = Table(("site", "structure", *scores), rows)
+    return [
+        _structure_chart(cases, f"structures-{number}", title, values, table if number == 0 else None)
+        for number, (title, values) in enumerate(figures.items())
+        if np.isfinite(values).any()
+    ]
+
+
+def _structure_chart(cases: Cases, name: str, title: str, values: np.ndarray, table: Table | None) -> Chart:
+    """A box of each structure at each site; those without a number are left out."""
+    assert cases.structures is not None
+    parts = {
+        f"{structure}, {site}": some
+        for place, structure in enumerate(cases.structures)
+        for number, site in enumerate(cases.sites)
+        if len(some := (column := values[cases.site == number, place])[np.isfinite(column)])
+    }
+
+    def draw(axes: Any, theme: Palette) -> None:
+        _boxes(axes, theme, parts, title)
+
+    rows = [[part, len(some), *map(float, np.quantile(some, (0.25, 0.5, 0.75)))] for part, some in parts.items()]
+    table = table or Table(("structure and site", "cases", "lower quarter", "median", "upper quarter"), rows)
+    note = "Of each case; a box holds the middle half, a line marks the median."
+    note += f" The first {MOST_BOXES} of {len(parts)} are drawn." if len(parts) > MOST_BOXES else ""
+    return Chart(
+        name, f"{title} by structure and site", draw, table, note, (6.4, 1.2 + 0.34 * min(MOST_BOXES, len(parts)))
+    )
 
 
 def _dice(cases: Cases) -> Chart:
@@ -117,7 +168,7 @@ def _dice(cases: Cases) -> Chart:
 
 def _boxes(axes: Any, theme: Palette, parts: dict[str, np.ndarray], label: str) -> None:
     """A box and the single points of each part."""
-    few = dict(list(parts.items())[:20])
+    few = dict(list(parts.items())[:MOST_BOXES])
     if not few:
         axes.text(0.5, 0.5, "no image has a true mask", ha="center", color=theme.ink, transform=axes.transAxes)
     for y, values in enumerate(few.values()):

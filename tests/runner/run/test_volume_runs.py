@@ -43,6 +43,10 @@ def test_a_run_scores_structures_in_millimetres_by_case_and_site(fedavg):
     assert cases.scores[:, :, 0].mean() == pytest.approx(scores["dice"])
     assert cases.scores[:, 0, 1].mean() == pytest.approx(scores["hd95_whole"])
     assert cases.masks.shape[1:] == (160, 480)
+    true, predicted = cases.millilitres.transpose(2, 1, 0)  # whole, core, enhancing: nested; a label is the whole
+    np.testing.assert_allclose(true[0], cases.labels, rtol=0.1)
+    assert (true[0] >= true[1]).all()
+    assert predicted.shape == true.shape
     assert set(fedavg.metrics["per_site"]) == {"site-1", "site-2"}
 
 
@@ -104,6 +108,9 @@ def test_the_report_shows_planes_with_both_outlines(fedavg):
     assert done.exit_code == 0, done.output
     text = (fedavg.folder / "report.html").read_text(encoding="utf-8")
     assert "Worst, middle and best cases" in text
+    for chart in ("Dice", "HD95 (mm)", "predicted - true volume (ml)"):
+        assert f"{chart} by structure and site" in text
+    assert "pixels" not in text
     assert "Of a volume there are three planes" in text
 
 

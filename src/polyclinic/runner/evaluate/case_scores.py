@@ -34,6 +34,7 @@ FOLDER = "cases"
 EXAMPLES = 3
 #: bytes of a file that is read
 LARGEST = 2**32
+CUBIC_MM = 1000.0  #: in a millilitre
 #: where the sub-groups that a source knows by itself stand among the columns
 SUBGROUP = "subgroup"
 
@@ -49,7 +50,7 @@ class Cases:
     areas int64 [N, 3]: pixels predicted and true at once, predicted, and true; None but for masks
     distances float64 [N, 2]: Hausdorff (95 %) and average surface distance in pixels, NaN where there is none, or None
     scores float64 [N, S, 3]: of volumes, the Dice, HD95 (mm) and surface Dice of each structure; NaN where it does not
-    count; structures str [S]
+    count; structures str [S]; millilitres float64 [N, S, 2]: of each structure, true and predicted
     columns str [N, K] and column_names str [K]: what `data.columns` named, and the source's sub-groups
     examples int64 [E]: the images of which `masks` uint8 [E, H, W] has the mask predicted, from worst to best; of
     volumes, three planes of it (`planes_of`)
@@ -66,13 +67,17 @@ class Cases:
     distances: np.ndarray | None = None
     scores: np.ndarray | None = None
     structures: np.ndarray | None = None
+    millilitres: np.ndarray | None = None
     columns: np.ndarray | None = None
     column_names: np.ndarray | None = None
     examples: np.ndarray | None = None
     masks: np.ndarray | None = None
 
     #: fields with an entry for each image
-    PER_CASE = ("site", "labels", "patients", "outputs", "predictions", "areas", "distances", "scores", "columns")
+    PER_CASE = (
+        *("site", "labels", "patients", "outputs", "predictions", "areas", "distances", "scores", "millilitres"),
+        "columns",
+    )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -165,11 +170,14 @@ def _masks_of(trainer: Trainer, part: ImageSet, common: Cases) -> Cases:
 
 def _volumes_of(trainer: VolumeTrainer, part: ImageSet, common: Cases) -> Cases:
     from polyclinic.data.volumes.planes import planes_of
+    from polyclinic.tasks.volume_segmentation import structures_of
 
-    task, target, scores, masks, areas = trainer.task, trainer.target, [], [], []
+    task, target, scores, masks, areas, millilitres = trainer.task, trainer.target, [], [], [], []
     for (output, truth), volume in zip(trainer.outputs(part), part.images, strict=True):
         seen, found = task.observe_case(output, truth, target, volume.spacing), task.predicted(output, target)[0].cpu()
         scores.append(seen[0, 1:].reshape(-1, 3).numpy())
+        both = torch.stack([structures_of(truth[0, 0], target).cpu(), found], 1)
+        millilitres.append(both.sum((2, 3, 4)).numpy() * (np.prod(volume.spacing) / CUBIC_MM))
         numbers = (found * torch.arange(1, len(found) + 1)[:, None, None, None]).amax(0).to(torch.uint8).numpy()
         masks.append(planes_of(numbers, volume.mask, volume.spacing))
         areas.append(
@@ -177,6 +185,7 @@ def _volumes_of(trainer: VolumeTrainer, part: ImageSet, common: Cases) -> Cases:
         )
     names = np.array([name for name, _ in target.structures])
     known = replace(common, areas=np.array(areas), scores=np.stack(scores), structures=names)
+    known = replace(known, millilitres=np.stack(millilitres))
     chosen = example_rows(known)
     return replace(known, examples=chosen, masks=np.stack(masks)[chosen])
 
@@ -298,6 +307,10 @@ def _check(cases: Cases) -> None:
         raise ValueError("scores and structures belong together")
     if cases.scores is not None and cases.scores.shape != (count, len(cases.structures), 3):  # type: ignore[arg-type]
         raise ValueError("scores has another shape than structures says")
+    if cases.millilitres is not None and (
+        cases.scores is None or cases.millilitres.shape != (*cases.scores.shape[:2], 2)
+    ):
+        raise ValueError("millilitres has another shape than structures says")
     if (cases.columns is None) != (cases.column_names is None):
         raise ValueError("columns and column_names belong together")
     if cases.columns is not None and cases.columns.shape != (count, len(cases.column_names)):  # type: ignore[arg-type]
