@@ -48,7 +48,7 @@ class Operation(NamedTuple):
     partner: Partner
     plan: type[Plan] | None
     address: str
-    most: Mapping[str, int] = {}
+    most: Mapping[str, int | Callable[[Any, Site], int]] = {}
 
     def kind_of(self, argument: str) -> str:
         """The kind of parcel that the operation takes as this argument."""
@@ -59,7 +59,7 @@ class Operation(NamedTuple):
         """A sentence where a parcel has more numbers than its operation declares, or than its kind has by nature."""
         if numbers <= SMALL.get(kind, numbers) or self.partner == "simulator":
             return ""
-        most = self.most.get(kind, SMALL[kind] * (len(getattr(trainer.target, "classes", None) or ()) + 1))
+        most: Any = self.most.get(kind, SMALL[kind] * (len(getattr(trainer.target, "classes", None) or ()) + 1))
         return f"{numbers} numbers, and '{self.address}' declares at most {most} of {kind}" if numbers > most else ""
 
 
@@ -82,7 +82,7 @@ def operation(
     partner: Partner = "coordinator",
     plan: type[Plan] | None = None,
     address: str | None = None,
-    most: Mapping[str, int] | None = None,
+    most: Mapping[str, int | Callable[[Any, Site], int]] | None = None,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -96,7 +96,8 @@ def operation(
     `plan`: the kind of plan that the function yields first, where plans of several simulated sites may be
     carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
     name, so that a function can be renamed and its draws stay the same. `most`: numbers of a parcel by kind,
-    where metrics or statistics have more than few (`SMALL`), weights or gradients more than the model.
+    where metrics or statistics have more than few (`SMALL`), weights, gradients or a generator more than the model,
+    codes or synthetic images more than a few for each pixel; of other kinds also a function of the method and the site.
 
     Answers that the coordinator needs the mean or the sum of only are named in the method's table `SUMMED`.
     """

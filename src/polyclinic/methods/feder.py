@@ -37,6 +37,10 @@ from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
 
 
+def _of_buffer(method: FedER, site: Site) -> int:
+    return site_generator.numbers_of(site, method.buffer)
+
+
 class FedER(LocalWork, OwnModels):
     name: Literal["feder"] = "feder"
     fraction: float = all_sites()
@@ -180,7 +184,7 @@ class FedER(LocalWork, OwnModels):
         yield from self.train(site, None)
         return site_generator.figures_parcel(figures)
 
-    @operation("weights", "synthetic-images", partner="sites", repeats=True)
+    @operation("weights", "synthetic-images", partner="sites", repeats=True, most={"synthetic-images": _of_buffer})
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
         """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []

@@ -45,7 +45,7 @@ from polyclinic.methods.shared.central_discriminator import (
 from polyclinic.methods.shared.gan_plans import TrainGAN, TrainingGANs, adversarial_settings
 from polyclinic.methods.shared.method import Federation, Own, Parcel, Site, State, Traits, Weights, Work, operation
 from polyclinic.methods.shared.site_gans import SiteGANs
-from polyclinic.methods.shared.site_generator import build_generator
+from polyclinic.methods.shared.site_generator import build_generator, numbers_of
 from polyclinic.randomness import seed_of
 from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
@@ -53,6 +53,14 @@ from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 Tensors = Mapping[str, Tensor]
 #: operations whose answer is synthetic images for the central discriminator
 SENDS_IMAGES = ("start_round", "generator_step", "train_locally")
+
+
+def _most(method: Felicia, site: Site) -> int:
+    exchanged = method.exchange_every * adversarial_settings(site).batch_size
+    return numbers_of(site, max(exchanged, method.sent or 0, method.images or len(site.data.train)))
+
+
+CENTRAL, MOST = {"central": "generator"}, {"synthetic-images": _most}
 
 
 class Felicia(FeliciaSettings):
@@ -188,19 +196,19 @@ class Felicia(FeliciaSettings):
 
         yield TrainGAN(site, partial(self.gans_of, steps=self.steps), take_steps)
 
-    @operation("synthetic-images", plan=gan_plans.StartGAN, address="begin")
+    @operation("synthetic-images", plan=gan_plans.StartGAN, address="begin", most=MOST)
     def start_round(self, site: Site) -> Work[Parcel]:
         """Start a round of the synchronous schedule with the discriminator's step; the first images."""
         made = yield gan_plans.StartGAN(site, partial(self.gans_of, steps=self.steps))
         return self.parcel_of(site, made)
 
-    @operation("synthetic-images", plan=gan_plans.AdvanceGAN, address="go_on", repeats=True)
+    @operation("synthetic-images", plan=gan_plans.AdvanceGAN, address="go_on", repeats=True, most=MOST)
     def generator_step(self, site: Site, last: bool, gradients: Tensors | None = None) -> Work[Parcel | None]:
         """The generator's step for the images sent last, then the discriminator's; the next images."""
         made = yield gan_plans.AdvanceGAN(site, None if gradients is None else gradients["images"], last)
         return None if made is None else self.parcel_of(site, made)
 
-    @operation("synthetic-images", plan=TrainGAN, address="train_apart", repeats=True, takes={"central": "generator"})
+    @operation("synthetic-images", plan=TrainGAN, address="train_apart", repeats=True, takes=CENTRAL, most=MOST)
     def train_locally(
         self, site: Site, begin: int, steps: int, names: list[str], central: Tensors | None = None
     ) -> Work[Parcel]:
@@ -268,7 +276,7 @@ class Felicia(FeliciaSettings):
 
     # --- at the sites: what synthetic images are worth --------------------------------------------
 
-    @operation("synthetic-images")
+    @operation("synthetic-images", most=MOST)
     def give_images(self, site: Site) -> Parcel:
         """Synthetic images and the labels that they were made for, for the other sites' networks to learn from."""
         part = downstream_utility.sample_part(site, self.model_of(site), self.images)

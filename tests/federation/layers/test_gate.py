@@ -327,6 +327,7 @@ def leaves(gate, parcel, declared=Asked.train):
     )
     transaction = Transaction(Call("north", "train", 1), declared, declared.operation)
     transaction.site, transaction.made = one_site.make_site(), (parcel,)
+    transaction.site.study.method = SimpleNamespace(buffer=10_000)
     return ThroughGate(host).leaving(transaction, (Parcel("masked", {"numbers": torch.ones(3)}),))
 
 
@@ -342,12 +343,23 @@ def test_images_under_the_name_of_metrics_are_too_many_numbers(make_gate):
     assert leaves(make_gate(), Parcel("statistics", {"products": torch.ones(2**20)}), Asked.give_sums)
     with pytest.raises(GateRefused, match="at most 1048576 of statistics"):
         leaves(make_gate(), Parcel("statistics", {"products": torch.ones(2**20 + 1)}), Asked.give_sums)
-    with pytest.raises(GateRefused, match="of 60 images, where at most 7864320 can be"):
+    with pytest.raises(GateRefused, match="where at most 7864320 can be"):
         leaves(make_gate(), Parcel("latents", {"latents": torch.ones(60, 2**18)}))
-    with pytest.raises(GateRefused, match="of 60 images, where at most 15360 can be"):
+    with pytest.raises(GateRefused, match="where at most 15360 can be"):
         leaves(make_gate(), Parcel("labels", {"labels": images.flatten()[:15361]}))
-    for kind in ("weights", "gradients"):
-        with pytest.raises(GateRefused, match=f"kept back {kind} of 'train': 15728640 numbers, where the model and"):
+    for kind in ("weights", "gradients", "generator"):
+        with pytest.raises(GateRefused, match=f"kept back {kind} of 'train': 15728640 numbers, where at most 37090 can"):
             leaves(make_gate(), Parcel(kind, {"fc.weight": images}))
+    for kind, most in (("codes", 15360), ("synthetic-images", 122880), ("keys", 2097184), ("shares", 7471218)):
+        with pytest.raises(
+            GateRefused, match=f"kept back {kind} of 'train': 15728640 numbers, where at most {most} can"
+        ):
+            leaves(make_gate(), Parcel(kind, {"x": images}))
+        assert leaves(make_gate(), Parcel(kind, {"x": images.flatten()[:most]}))
+    declares = {"synthetic-images": lambda method, site: method.buffer * len(site.data.train)}
+    declared = SimpleNamespace(operation=Asked.train.operation._replace(most=declares))
+    assert leaves(make_gate(), Parcel("synthetic-images", {"x": images.flatten()[:200_000]}), declared)
+    with pytest.raises(GateRefused, match="200001 numbers, where at most 200000 can be"):
+        leaves(make_gate(), Parcel("synthetic-images", {"x": images.flatten()[:200_001]}), declared)
     with pytest.raises(GateRefused, match="metadata is longer than 1048576 bytes"):
         leaves(make_gate(), Parcel("metrics", {}, {"pixels": [0.25] * 200_000}))

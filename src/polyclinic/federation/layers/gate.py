@@ -37,11 +37,13 @@ from polyclinic.federation.ledger.budget import (
     size_tells_something,
 )
 from polyclinic.federation.ledger.digest_threads import PAYS_FROM
+from polyclinic.federation.ledger.keys import KEY_BYTES
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Parcels, Transaction
+from polyclinic.federation.operation import SMALL, Parcels, Transaction
 from polyclinic.federation.policy import Policy
+from polyclinic.federation.sums.site_sums import BOX
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -51,9 +53,13 @@ UPDATES = frozenset({"weights", "gradients", "statistics"})
 #: bytes of a parcel's metadata as JSON: plain figures beside the tensors, or the layout of a sum
 MOST_METADATA = 2**20
 #: numbers for each pixel of each image of the site: of both orientations, by a network of 256 channels at full size
-PER_IMAGE = {"latents": 512, "activations": 512, "labels": 1, "masks": 8}
+PER_IMAGE = {"latents": 512, "activations": 512, "labels": 1, "masks": 8, "codes": 1, "synthetic-images": 8}
+#: kinds of which a site hands on what came, beside its own
+HANDED_ON = frozenset({"codes", "labels", "masks"})
+#: bytes for each site in keys and in shares; simulated sites pin no keys, and are at most so many
+PER_SITE, SIMULATED_SITES = {"keys": KEY_BYTES, "shares": BOX}, 2**16
 #: kinds that have no more numbers than the site's model, and few beside it
-OF_A_MODEL, BESIDE_A_MODEL = frozenset({"weights", "gradients"}), 2**14
+OF_A_MODEL, BESIDE_A_MODEL = frozenset({"weights", "gradients", "generator"}), 2**14
 
 
 class Reservation(Layer):
@@ -89,17 +95,25 @@ class ThroughGate(Layer):
 
     def _too_large(self, transaction: Transaction, parcel: Parcel) -> str:
         """Why a parcel, as the operation made it, has more numbers than it can need."""
-        site, numbers = transaction.site, sum(map(Tensor.numel, parcel.tensors.values()))
-        if parcel.kind in PER_IMAGE:
-            images = sum(len(part) for part in (site.data.train, site.data.validation, site.data.test))
-            most = images * PER_IMAGE[parcel.kind] * pixels_of(site.data.train.images)
-            return f"{numbers} numbers of {images} images, where at most {most} can be" if numbers > most else ""
+        site, kind, numbers = transaction.site, parcel.kind, sum(map(Tensor.numel, parcel.tensors.values()))
+        declared = transaction.declared.most.get(kind)
         if len(json.dumps(dict(parcel.metadata), default=str)) > MOST_METADATA:
             return f"its metadata is longer than {MOST_METADATA} bytes"
-        if parcel.kind in OF_A_MODEL - transaction.declared.most.keys() and numbers > BESIDE_A_MODEL:
+        if kind in PER_SITE:
+            most = (1 + (len(site.keys.pinned()) or SIMULATED_SITES)) * PER_SITE[kind]
+        elif declared is not None and kind not in SMALL:
+            most = declared(site.study.method, site) if callable(declared) else declared
+        elif kind in PER_IMAGE:
+            images = sum(len(part) for part in (site.data.train, site.data.validation, site.data.test))
+            most = images * PER_IMAGE[kind] * pixels_of(site.data.train.images)
+        elif kind in OF_A_MODEL and numbers > BESIDE_A_MODEL:
             most = sum(map(Tensor.numel, site.trainer.model.state_dict().values())) + BESIDE_A_MODEL
-            return f"{numbers} numbers, where the model and what is beside it have {most}" if numbers > most else ""
-        return transaction.declared.too_many(parcel.kind, numbers, site.trainer)
+        else:
+            return transaction.declared.too_many(kind, numbers, site.trainer)
+        if kind in HANDED_ON:
+            came = [one.tensors.values() for one in transaction.received.values() if one.kind == kind]
+            most += sum(map(Tensor.numel, itertools.chain(*came)))
+        return f"{numbers} numbers, where at most {most} can be" if numbers > most else ""
 
 
 def model_bytes(trainer: TrainerLike) -> int:

@@ -155,6 +155,17 @@ def check_handed_on(federation: Federation, call: Call, reply: Reply) -> None:
 # --- at a site ----------------------------------------------------------------------------------------
 
 
+def _of_generator(method: Method, site: Site) -> int:
+    return sum(map(Tensor.numel, built(site).state().values()))
+
+
+def _of_codes(method: Method, site: Site) -> int:
+    model = _coded(built(site))
+    blank = model.encode(torch.zeros(1, model.channels, model.size, model.size, dtype=torch.uint8))
+    one = to_groups({"": SiteCodes(blank, torch.zeros(1))}, model)["codes"]
+    return len(site.data.train) * sum(map(Tensor.numel, one.values()))
+
+
 class GenerativeReplay(ReplayMethod):
     """The site half of generative replay, for any method that trains with `replayed=self.replayed(site)`.
 
@@ -178,7 +189,7 @@ class GenerativeReplay(ReplayMethod):
         """Keep the frozen layers, whose latents are replayed."""
         site.state.put(replay_space.FRONT, weights)
 
-    @operation("generator", "codes", "labels", "masks")
+    @operation("generator", "codes", "labels", "masks", most={"generator": _of_generator, "codes": _of_codes})
     def train_generator(self, site: Site, generator: Tensors | None = None, **before: Tensors) -> list[Parcel]:
         """Lines 8 to 21: train on the site's images and on what the generator replays of the sites before."""
         model, images, rng = built(site, generator), replay_space.learned(site), site.rng("generator")
@@ -201,7 +212,7 @@ class GenerativeReplay(ReplayMethod):
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))
         return [trained, *(Parcel(kind, tensors) for kind, tensors in groups.items())]
 
-    @operation("codes", "labels", "masks")
+    @operation("codes", "labels", "masks", most={"codes": _of_codes})
     def encode_images(self, site: Site, generator: Tensors) -> list[Parcel]:
         """The site's images as codes of the finished generator, with their labels."""
         model = _coded(built(site, generator))

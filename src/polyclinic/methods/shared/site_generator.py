@@ -212,6 +212,12 @@ def uniform_labels(count: int, own: np.ndarray, target: Target, rng: torch.Gener
     return low + (high - low) * torch.rand(count, generator=rng)
 
 
+def numbers_of(site: Site, count: int) -> int:
+    """Numbers of so many images with labels and masks."""
+    _, channels, height, width = site.data.train.images.shape
+    return count * ((channels + 1) * height * width + 1)
+
+
 def parcel_of(buffer: Tensors) -> Parcel:
     """A buffer as it travels: images losslessly compressed, with the labels that were asked for."""
     return Parcel("synthetic-images", dict(buffer), compressed=("images",))
