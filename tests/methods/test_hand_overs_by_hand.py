@@ -39,10 +39,10 @@ def test_latents_are_pooled_mirrored_and_passed_over():
         load=lambda weights: torch.nn.Identity(),
         split=lambda model: (model, None),
         forward=lambda x, front: x,
-        in_order=lambda part: [(images[:1], torch.tensor([0])), (images[1:], torch.tensor([1]))],
+        examples=lambda part, rng: [(images[:1], torch.tensor([0])), (images[1:], torch.tensor([1]))],
         task=SimpleNamespace(dense=False),
     )
-    site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=None))
+    site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=None), rng=lambda purpose: None)
     latents, labels = FedReplay(flips=True, latents="fp32").give_latents(site, {})
     assert latents.tensors["flipped_latents"].flatten(1).tolist() == [[1, 0, 3, 2], [5, 4, 7, 6]]
     assert torch.equal(latents.tensors["latents"], images)
