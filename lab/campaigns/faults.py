@@ -28,6 +28,7 @@ import faults_ledger
 import torch
 from faults_children import LYING, METHODS, Trial, in_child, signature, tables_of, totals
 from faults_damage import commands, damaged_finished, damaged_interrupted, read_finished, write_pictures
+from faults_kits import damaged_kit
 from faults_lies import told_lie
 from faults_storage import (
     full_disk,
@@ -67,7 +68,7 @@ class Campaign:
     def _begin(self, seed: int | str) -> None:
         self.count = 0
         # each kind draws by itself: how long a kill takes changes no other trial
-        self.draws = {kind: random.Random(f"{seed} {kind}") for kind in KINDS}
+        self.draws = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "kits")}
 
     def of_worker(self, number: int, seed: int) -> None:
         """From now on, in this process: other draws, and trials in a folder of their own."""
@@ -145,6 +146,11 @@ class Campaign:
                 shutil.copytree(self.finished(method), folder)
                 yield damaged_finished(name, folder, pictures, out, expected, self.draws["damage"])
             shutil.rmtree(folder)
+
+    def kits(self) -> Iterator[Trial]:
+        """One damaged file of a deployed site's kit; only if asked for, as NVFlare takes a minute to make one."""
+        while True:
+            yield damaged_kit(self.place, self.study(self.methods[0]), self.draws["kits"])
 
     def disk(self) -> Iterator[Trial]:
         """A full disk, then room again."""
