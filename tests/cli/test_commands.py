@@ -263,14 +263,11 @@ def test_rounds_are_measured_and_written_as_json(monkeypatch, capsys, tmp_path):
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
 
 
-def test_it_prints_epsilon_and_what_it_covers(capsys):
+def test_privacy_prints_epsilon_with_either_accountant(capsys):
     assert run_app(PAPER) == 0
     printed = capsys.readouterr().out
     assert "epsilon 39.64 at delta 0.00087 (RDP) for 8044 steps: 225 epochs of 1144 images" in printed
     assert re.search("It covers .*DP-SGD.* It does not cover .*codes, latents, batch-norm statistics", printed)
-
-
-def test_prv_and_json_and_delta_is_one_over_the_samples_unless_given(capsys):
     assert run_app([*PAPER, "--accountant", "prv", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert round(found["epsilon"], 1) == 36.2
@@ -305,13 +302,10 @@ def test_the_curve_is_drawn(tmp_path, capsys):
 GUIDE = Path(__file__).parents[2] / "docs" / "privacy.md"
 
 
-def test_the_guides_command_prints_what_the_guide_says(capsys):
+def test_the_guide_prints_what_the_command_does_and_its_tables_make_a_study(capsys):
     typed, printed = re.search(r"\$ polyclinic (privacy .*)\n(.*)\n", GUIDE.read_text(encoding="utf-8")).groups()
     assert run_app(shlex.split(typed)) == 0
     assert capsys.readouterr().out.splitlines()[0] == printed
-
-
-def test_the_guides_tables_make_a_study():
     block = re.search(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL).group(1)
     rest = {
         "data": {"source": "fundus-phantom"},

@@ -67,15 +67,12 @@ def test_the_doctor_finds_a_cache_and_a_folder_that_cannot_be_written(monkeypatc
     assert doctors.look_at_permissions()[0] == "wrong"
 
 
-def test_help_has_every_command_once_under_what_it_is_for(capsys):
+def test_help_has_every_command_once_in_whole_sentences(capsys):
     assert run_app(["--help"]) == 0
     shown = re.findall(r"^  ([a-z-]+)  ", capsys.readouterr().out, re.MULTILINE)
     assert sorted(shown) == sorted(set(shown))
     assert {*typer.main.get_command(app).commands} <= {*shown}
     assert shown.index("run") < shown.index("data") < shown.index("deploy") < shown.index("doctor")
-
-
-def test_help_shows_whole_sentences(capsys):
     for group in ([], ["study"], ["data"], ["deploy"], ["ledger"]):
         assert run_app([*group, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
@@ -254,13 +251,10 @@ def test_a_wide_table_is_printed_in_parts_and_breaks_no_word():
     assert shown[200].count("cwt-replay") == 1 < shown[60].count("cwt-replay")
 
 
-def test_the_released_model_is_named_and_not_counted_among_the_parcels():
+def test_attacks_warnings_and_replays_in_words(capsys):
     of_kind = {"left": 1, "attacked": 1, "released": 1, "questions": {"membership": question("not tested")}}
     assert list(attacks_of("weights", of_kind))[-1] == "weights: the released model was attacked, too"
     assert len(list(attacks_of("weights", {**of_kind, "released": 0}))) == 1
-
-
-def test_a_warning_that_was_shown_is_not_repeated(capsys):
     print_warnings(Console(), ["few images", "few steps"], shown=["few images"])
     assert capsys.readouterr().out.splitlines() == [
         "warning: few steps",
@@ -268,9 +262,6 @@ def test_a_warning_that_was_shown_is_not_repeated(capsys):
     ]
     print_warnings(Console(), [], shown=[])
     assert capsys.readouterr().out == ""
-
-
-def test_a_replay_is_put_into_words():
     assert replay_sentence({}) == ""
     found = {"psnr": 31.44, "code_usage_top": 0.93, "code_usage_bottom": 1.0, "real_or_replayed_auc": 0.9991}
     assert replay_sentence(found) == (

@@ -72,7 +72,7 @@ def test_a_picture_is_refused_by_the_tiles_that_it_declares(tmp_path):
     assert Reader().pixels(tmp_path / "b.png").shape == (255, 255)
 
 
-def test_dicom_and_nifti_are_refused_by_what_they_declare(tmp_path):
+def test_dicom_nifti_and_arrays_are_refused_by_what_they_declare(tmp_path):
     write_dicom(tmp_path / "a.dcm", np.zeros((6, 4), np.uint16))
     write_nifti(tmp_path / "a.nii.gz", np.zeros((6, 4, 9), np.int16))
     for name in ("a.dcm", "a.nii.gz"):
@@ -81,16 +81,6 @@ def test_dicom_and_nifti_are_refused_by_what_they_declare(tmp_path):
             Reader(max_pixels=23).pixels(tmp_path / name)
     with pytest.raises(ValueError, match=r"6 x 4 x 9 voxels, above the limit of 8 x 26"):
         Reader(max_pixels=26).pixels(tmp_path / "a.nii.gz")
-
-
-def archive_that_declares(path, shape, content=b"\0" * 8):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(path, "w") as packed:
-        packed.writestr("images.npy", header.getvalue() + content)
-
-
-def test_an_array_is_refused_by_what_it_declares(tmp_path):
     archive_that_declares(tmp_path / "lies.npz", (10**6, 10**6))
     with pytest.raises(BadInput, match=r"'images' cannot be read \(it declares 10000000001\d\d bytes, and the archive"):
         Archive(tmp_path / "lies.npz")["images"]
@@ -98,6 +88,13 @@ def test_an_array_is_refused_by_what_it_declares(tmp_path):
     assert Archive(tmp_path / "large.npz", 8)["images"].shape == (1, 2, 4)
     with pytest.raises(BadInput, match=r"4 x 2 pixels, above the limit of 7; raise data\.max_pixels"):
         Archive(tmp_path / "large.npz", 7)["images"]
+
+
+def archive_that_declares(path, shape, content=b"\0" * 8):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("images.npy", header.getvalue() + content)
 
 
 def test_files_outside_their_folder(tmp_path):
@@ -130,16 +127,13 @@ def test_a_table_names_files_of_its_own_folder_only(table, tmp_path):
     assert len(source(path=table, size=28, allow_outside=True).prepared(tmp_path / "cache")) == 2
 
 
-def test_a_label_that_is_nan_is_no_class(table, tmp_path):
+def test_labels_and_cells_that_are_none(table, tmp_path):
     table.write_text("path,label\na.png,x\n../b.png,NaN\n")
     with pytest.raises(BadInput, match=r"row 3.*: the label is NaN, which is no class"):
         SOURCES.get("csv")(path=table, size=28).listing()
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 30, 30), np.uint8), labels=np.array([0.0, np.nan]))
     with pytest.raises(BadInput, match="image 1: the label is NaN"):
         SOURCES.get("npz")(path=tmp_path / "a.npz", size=28).listing()
-
-
-def test_nul_and_endless_cells_of_a_table(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"path,label\na.png,\0\n")
     with pytest.raises(BadInput, match="holds NUL characters"):
         read_table(tmp_path / "a.csv")
@@ -280,10 +274,12 @@ def test_a_volume_takes_few_times_its_voxels(tmp_path):
         tracemalloc.stop()
 
 
-def test_the_header_of_an_array_is_short(tmp_path):
+def test_headers_of_arrays_and_idx_files_become_no_more_than_their_bound(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("images.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 300 * 2**20) + bytes(300 * 2**20))
     assert peak_of(lambda: Archive(tmp_path / "a.npz")["images"]) < 2**20
+    (tmp_path / "a.gz").write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 500 * 2**20) + bytes(500 * 2**20)))
+    assert peak_of(lambda: read_idx(tmp_path / "a.gz")) < 300 * 2**20
 
 
 BAD_HEADERS = [
@@ -304,11 +300,6 @@ def test_a_header_that_is_no_python_is_told_in_one_sentence(tmp_path, text, vers
     for read in (lambda a: a["images"], lambda a: a.shape("images"), lambda a: a.first("images")):
         with pytest.raises(BadInput, match=r"a\.npz: the array 'images' cannot be read"):
             read(Archive(tmp_path / "a.npz"))
-
-
-def test_an_idx_file_becomes_no_more_than_its_bound(tmp_path):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 500 * 2**20) + bytes(500 * 2**20)))
-    assert peak_of(lambda: read_idx(tmp_path / "a.gz")) < 300 * 2**20
 
 
 def test_a_file_of_another_format_is_no_picture(tmp_path):

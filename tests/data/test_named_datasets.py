@@ -40,16 +40,13 @@ def retina(root):
     return root
 
 
-def test_retinopathy_takes_left_eyes_and_leaves_grade_one_out(retina):
+def test_retinopathy_takes_left_eyes_without_grade_one_or_both_eyes_and_all_grades(retina):
     data = load("kaggle-retinopathy", retina, size=32)
     assert data.ids.tolist() == ["10_left.jpeg", "15_left.jpeg", "16_left.jpeg", "17_left.jpeg"]
     assert data.labels.tolist() == [0, 1, 1, 0]
     assert data.classes == ("healthy", "diseased")
     assert data.patient.tolist() == ["10", "15", "16", "17"]
     assert data.images.shape == (4, 3, 32, 32)
-
-
-def test_retinopathy_with_both_eyes_all_grades_and_equal_classes(retina):
     data = load("kaggle-retinopathy", retina, size=32, eyes="both", grades=5)
     assert data.classes == ("0", "1", "2", "3", "4")
     assert len(data) == 7
@@ -59,7 +56,7 @@ def test_retinopathy_with_both_eyes_all_grades_and_equal_classes(retina):
         load("kaggle-retinopathy", retina, size=32, per_class=9)
 
 
-def test_graham_brings_the_eye_to_radius_300_and_takes_its_average_colour_away():
+def test_grahams_preparation_by_hand():
     for radius in (40, 90):
         scaled = scale_radius(eye(radius))
         assert abs((scaled[scaled.shape[0] // 2].sum(axis=1) > 60).sum() / 2 - 300) <= 4
@@ -67,10 +64,7 @@ def test_graham_brings_the_eye_to_radius_300_and_takes_its_average_colour_away()
         assert prepared.shape == (540, 540, 3)
         assert np.abs(prepared[200:340, 200:340].astype(int) - 128).max() <= 2
     assert (graham(eye())[0, 0] == 128).all()
-
-
-def test_the_inner_disc_is_cut_from_the_middle_and_put_there():
-    """Of a picture 400 rows high and 700 columns wide: 70 rows of grey above and below, 80 columns left away."""
+    # Of a picture 400 rows high and 700 columns wide: 70 rows of grey above and below, 80 columns left away.
     column = np.broadcast_to(np.arange(700.0)[None, :, None], (400, 700, 3))
     row = np.broadcast_to(np.arange(400.0)[:, None, None], (400, 700, 3))
     across, down = _inner_disc(column), _inner_disc(row)
@@ -86,9 +80,6 @@ def test_the_inner_disc_is_cut_from_the_middle_and_put_there():
     ring = np.hypot(*(np.mgrid[:540, :540] - 269.5)) > 270
     assert (across[ring] == 128).all()
     assert (_inner_disc(np.zeros((600, 600, 3)))[~ring] == 0).all()
-
-
-def test_graham_keeps_a_lesion_and_forgets_the_lighting():
     dark, light = eye(100, (120, 60, 20)), eye(100, (180, 90, 30))
     for photograph in (dark, light):
         photograph[105:110, 105:110] = photograph[105:110, 105:110] * 0.5
@@ -135,7 +126,7 @@ def brains(root):
     return root
 
 
-def test_brats_gives_three_neighbouring_slices_and_the_whole_tumour(brains):
+def test_brats_gives_three_neighbouring_slices_and_has_settings(brains, tmp_path):
     data = load("brats2017", brains)
     assert data.images.shape == (4, 3, 224, 224)
     assert data.patient.tolist() == ["Brats17_CBICA_AAB_1"] + ["Brats17_TCIA_105_1"] * 3
@@ -147,9 +138,6 @@ def test_brats_gives_three_neighbouring_slices_and_the_whole_tumour(brains):
     assert data.masks[1].sum() == 128 * 128
     assert data.masks[1][112, 112] == 1
     assert data.masks[1][0, 0] == 0
-
-
-def test_brats_slices_and_institutions_are_settings(brains, tmp_path):
     largest = load("brats2017", brains, slices="largest", size=56)
     assert largest.ids.tolist() == ["Brats17_CBICA_AAB_1 slice 2", "Brats17_TCIA_105_1 slice 1"]
     assert len(load("brats2017", brains, step=2, size=56)) == 3
@@ -159,9 +147,6 @@ def test_brats_slices_and_institutions_are_settings(brains, tmp_path):
     table.write_text("subject,institution\nBrats17_CBICA_AAB_1,Penn\n")
     with pytest.raises(BadInput, match="no row for subject 'Brats17_TCIA_105_1'"):
         load("brats2017", brains, institutions=table, size=56)
-
-
-def test_a_broken_brain_is_named(brains):
     (brains / "HGG" / "Brats17_TCIA_105_1" / "Brats17_TCIA_105_1_flair.nii.gz").write_bytes(b"no")
     with pytest.raises(BadInput, match="3 of 4 images cannot be read") as caught:
         load("brats2017", brains, size=56)
@@ -199,7 +184,7 @@ def chests(root):
     return root
 
 
-def test_chestxray_compares_a_finding_with_no_finding_or_with_the_rest(chests):
+def test_chestxray_compares_a_finding_and_keeps_the_official_split(chests):
     data = load("nih-chestxray", chests, size=16)
     assert data.ids.tolist() == ["00000001_001.png", "00000002_000.png", "00000004_000.png"]
     assert data.labels.tolist() == [1, 0, 1]
@@ -210,9 +195,6 @@ def test_chestxray_compares_a_finding_with_no_finding_or_with_the_rest(chests):
     assert load("nih-chestxray", chests, size=16, view="AP").labels.tolist() == [0, 1]
     with pytest.raises(BadInput, match=r"no image has 'Flu'; there are Cardiomegaly, Effusion, Hernia"):
         load("nih-chestxray", chests, finding="Flu")
-
-
-def test_chestxray_keeps_the_official_split(chests):
     (chests / "train_val_list.txt").write_text("00000001_000.png\n00000001_001.png\n00000002_000.png\n")
     (chests / "test_list.txt").write_text("00000003_000.png\n00000004_000.png\n")
     assert load("nih-chestxray", chests, size=16).split.tolist() == ["train", "train", "test"]

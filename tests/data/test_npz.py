@@ -72,7 +72,7 @@ def test_names_of_arrays_are_settings_and_labels_can_be_chosen(tmp_path):
     assert data.patient.tolist() == [1, 1, 1, 1]
 
 
-def test_the_medmnist_layout(tmp_path):
+def test_the_medmnist_layout_and_packed_jpegs(tmp_path):
     parts = {"train": 3, "val": 1, "test": 2}
     arrays = {f"{name}_images": ramps(count, 16, 16) for name, count in parts.items()}
     arrays |= {f"{name}_labels": (np.arange(count) % 2)[:, None] for name, count in parts.items()}
@@ -80,9 +80,6 @@ def test_the_medmnist_layout(tmp_path):
     assert data.split.tolist() == ["train"] * 3 + ["validation"] + ["test"] * 2
     assert data.labels.tolist() == [0, 1, 0, 0, 0, 1]
     assert levels(data) == [0, 1, 2, 0, 0, 1]
-
-
-def test_packed_jpegs(tmp_path):
     files = [picture(tmp_path / f"{i}.jpg", 40 * i).read_bytes() for i in range(3)]
     offsets = np.cumsum([0, *map(len, files)])
     file = archive(tmp_path, jpeg=np.frombuffer(b"".join(files), np.uint8), jpeg_off=offsets, labels=np.arange(3))
@@ -155,7 +152,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, say
         Npz(path=tmp_path, **settings)
 
 
-def test_a_path_in_the_data_folder_is_found_on_every_machine(tmp_path, monkeypatch):
+def test_paths_in_the_data_folder_and_origins_change_nothing_that_is_prepared(tmp_path, monkeypatch):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "images.npz", images=np.zeros((2, 16, 16), np.uint8), labels=[0, 1])
@@ -166,9 +163,6 @@ def test_a_path_in_the_data_folder_is_found_on_every_machine(tmp_path, monkeypat
         assert len(source.listing()) == 2
     assert source.model_dump(mode="json")["path"] == "$POLYCLINIC_DATA/images.npz"
     assert Npz(path="images.npz").location == Path("images.npz").absolute()
-
-
-def test_where_the_images_can_be_had_changes_nothing_that_is_prepared(tmp_path):
     np.savez(tmp_path / "images.npz", images=np.zeros((2, 16, 16), np.uint8), labels=[0, 1])
     told = Npz(path=tmp_path / "images.npz", origin="the archive of our clinic")
     assert told._entry() == Npz(path=tmp_path / "images.npz")._entry()

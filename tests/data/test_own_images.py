@@ -39,7 +39,7 @@ def classes(tmp_path):
     return tmp_path / "images"
 
 
-def test_a_folder_per_class(classes):
+def test_folders_of_classes_and_of_splits(classes, tmp_path):
     data = Folder(path=classes, size=16).load()
     assert data.classes == ("benign", "malignant")
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -47,9 +47,6 @@ def test_a_folder_per_class(classes):
     assert data.images.shape == (6, 1, 16, 16)
     assert data.ids[3] == "malignant/deep/10.jpg"
     assert data.split is None
-
-
-def test_folders_of_splits_fix_the_split(classes, tmp_path):
     (tmp_path / "top").mkdir()
     shutil.copytree(classes, tmp_path / "top" / "train")
     shutil.copytree(classes, tmp_path / "top" / "Test")
@@ -190,7 +187,7 @@ def test_a_csv_with_every_column(table):
     assert data.masks.sum(axis=(1, 2)).tolist() == [0, 20, 20, 20]
 
 
-def test_values_to_predict(table):
+def test_values_to_predict_are_numbers_in_their_range(table):
     file = table("path,age", "scans/0.png,12.5", "scans/1.png,200")
     data = Csv(path=file, size=16, label="age", label_range=(0, 228), unit="months").load()
     assert data.labels.tolist() == [12.5, 200]
@@ -201,9 +198,6 @@ def test_values_to_predict(table):
     file = table("path,age", "scans/0.png,old")
     with pytest.raises(BadInput, match=r"cases\.csv row 2: the label 'old' is not a number; remove these rows"):
         Csv(path=file, size=16, label="age", label_range=(0, 100)).load()
-
-
-def test_all_labels_that_are_no_values_are_named_with_the_cure(table):
     ages = ["nan", "n/a", "12", "?", "-", "n/a", "n/a", "unknown"]
     file = table("path,age", *(f"scans/{number % 2}.png,{age}" for number, age in enumerate(ages)))
     with pytest.raises(BadInput) as error:
@@ -213,22 +207,16 @@ def test_all_labels_that_are_no_values_are_named_with_the_cure(table):
     assert "2 more" in said[5]
 
 
-def test_masks_without_labels(table):
+def test_masks_and_labels_are_chosen_by_settings(table):
     data = Csv(path=table("path,mask", "scans/1.png,mask1.png"), size=20).load()
     assert data.masks[0].sum() == 20
     assert data.classes == ("image",)
-
-
-def test_labels_are_kept_merged_and_renamed(table):
     file = table("path,grade", *(f"scans/{i}.png,{grade}" for i, grade in enumerate(["0", "2", "10", "1"])))
     data = Csv(
         path=file, size=16, label="grade", keep={"grade": [0, 2, 10]}, merge={"ill": [2, 10]}, rename={"0": "well"}
     ).load()
     assert data.classes == ("well", "ill")
     assert data.labels.tolist() == [0, 1, 1]
-
-
-def test_so_many_of_each_class_are_drawn_by_the_seed(table):
     file = table("path,label", *(f"scans/{i}.png,{'aaab'[i]}" for i in range(4)))
     draws = {tuple(levels(Csv(path=file, size=16, per_class=1, seed=seed).load())) for seed in range(12)}
     assert draws == {(0, 30), (10, 30), (20, 30)}

@@ -74,16 +74,13 @@ def test_columns_cells_and_files_at_fault_are_named_at_once(scans, rows, setting
     assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
-def test_what_is_no_dicom_file_is_not_told_to_use_a_setting_of_python(scans):
-    (scans / "benign" / "0.dcm").write_bytes(b"no DICOM " * 100)
-    with pytest.raises(BadInput, match=r"0\.dcm: this is no DICOM file, or its beginning is damaged; export it again"):
-        Folder(path=scans, size=28).prepared(scans.parent / "cache")
-
-
-def test_an_empty_class_folder_is_named(scans):
+def test_files_and_folders_without_an_image_are_named(scans):
     (scans / "normal").mkdir()
     with pytest.warns(Notice, match="no image lies in normal of .*, which makes no class"):
         assert Folder(path=scans).listing().classes == ("benign", "malignant")
+    (scans / "benign" / "0.dcm").write_bytes(b"no DICOM " * 100)
+    with pytest.raises(BadInput, match=r"0\.dcm: this is no DICOM file, or its beginning is damaged; export it again"):
+        Folder(path=scans, size=28).prepared(scans.parent / "cache")
 
 
 def test_check_says_what_is_wrong_with_the_images(scans, tmp_path, capsys):
@@ -175,14 +172,11 @@ def file(tmp_path):
     return target
 
 
-def test_channels_are_those_of_the_study_where_a_source_can_choose(file):
+def test_channels_are_those_of_the_sites_file_or_of_the_study(file):
     found = _source(file, AtSites(dataset="scans", channels=3, size=32), {"seed": 5, "test": 0.25})
     assert (found.channels, found.size, found.seed, found.test) == (3, 32, 5, 0.25)
     assert found.path == file.parent / "scans"
     assert _source(file, AtSites(dataset="drawn", channels=3, size=32), {}).samples == 20
-
-
-def test_channels_of_the_sites_own_file_count(file):
     file.write_text(FILE.replace('path = "scans"', 'path = "scans"\nchannels = 1'), encoding="utf-8")
     assert _source(file, AtSites(dataset="scans", channels=3), {}).channels == 1
 
@@ -207,9 +201,6 @@ def test_labels_are_numbered_as_the_study_numbers_its_classes(file):
     assert renamed.validation.labels.tolist() == [1, 0]
     same = numbered(file, ("well", "ill"), ("well", "ill"))
     assert same.train.labels.tolist() == [0, 1]
-
-
-def test_a_class_may_be_left_out_and_none_may_be_unknown(file):
     some = numbered(file, ("ill", "odd", "well"), ("well", "ill"), odd="-")
     assert some.train.labels.tolist() == [1, 0]
     assert some.train.cases.tolist() == [0, 2]

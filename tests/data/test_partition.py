@@ -68,12 +68,10 @@ class TestEveryPartition:
 
 
 class TestIid:
-    def test_sizes_are_equal(self):
+    def test_sizes_are_equal_and_patients_stay_at_one_site(self):
         parts = assign_to_sites(PARTITIONS["iid"](count=7), dataset(), splits(), 0)
         sizes = [len(part["train"]) for part in parts.values()]
         assert max(sizes) - min(sizes) <= 1
-
-    def test_patients_stay_at_one_site_and_sizes_stay_near(self):
         patient = np.repeat(np.arange(150), 4)
         data = dataset(patient=patient)
         everyone = {"train": np.arange(600)}
@@ -84,12 +82,10 @@ class TestIid:
 
 
 class TestQuantity:
-    def test_shares(self):
+    def test_shares_and_a_power_law(self):
         parts = assign_to_sites(PARTITIONS["quantity"](count=3, shares=(3, 2, 1)), dataset(), splits(), 0)
         assert [len(part["train"]) for part in parts.values()] == [150, 100, 50]
         assert [len(part["test"]) for part in parts.values()] == [75, 50, 25]
-
-    def test_power_law(self):
         parts = assign_to_sites(PARTITIONS["quantity"](count=3, power=1), dataset(n=660), {"train": np.arange(660)}, 0)
         assert [len(part["train"]) for part in parts.values()] == [360, 180, 120]
 
@@ -97,11 +93,9 @@ class TestQuantity:
 class TestColumn:
     data = everything()
 
-    def test_images_stay_where_they_were_taken(self):
+    def test_images_stay_where_they_were_taken_and_sites_may_be_renamed(self):
         for site, part in assign_to_sites(PARTITIONS["column"](), self.data, splits(), 0).items():
             assert set(self.data.site[part["test"]]) == {site}
-
-    def test_some_sites_under_new_names(self):
         sites = PARTITIONS["column"](names=("Ulm", "Bern"), rename={"Bern": "Berne"})
         parts = assign_to_sites(sites, self.data, splits(), 0)
         assert list(parts) == ["Ulm", "Berne"]
@@ -119,12 +113,10 @@ class TestDirichlet:
         assert ks[0] > ks[1] + 0.1 > ks[2] + 0.2
         assert ks[2] < 0.05
 
-    def test_every_site_has_the_fewest_images(self):
+    def test_every_site_has_the_fewest_images_and_tests_follow_training(self):
         sites = PARTITIONS["dirichlet"](count=4, alpha=0.2, min_size=30)
         parts = assign_to_sites(sites, dataset(), splits(), 0)
         assert min(len(part["train"]) for part in parts.values()) >= 30
-
-    def test_test_parts_follow_the_training_parts(self):
         data = dataset(n=4000, classes=3)
         where = {"train": np.arange(2000), "test": np.arange(2000, 4000)}
         for part in assign_to_sites(PARTITIONS["dirichlet"](count=3), data, where, 0).values():
@@ -168,15 +160,13 @@ class TestClusters:
             assert set(self.labels[part["train"]]) == {0, 1}
             assert len(set(self.bright[part["train"]])) == 1
 
-    def test_large_images_are_averaged_down(self):
+    def test_clusters_of_large_images_by_hand(self):
         from polyclinic.data.partitions.clusters import small_pixels
 
         image = np.arange(64 * 64, dtype=np.uint8).reshape(1, 1, 64, 64)
         pixels = small_pixels(image)
         assert pixels.shape == (1, 32 * 32)
         assert pixels[0, 0] == pytest.approx(image[0, 0, :2, :2].mean() / 255)
-
-    def test_components_agree_with_the_singular_value_decomposition(self):
         from polyclinic.data.partitions.clusters import leading_directions
 
         points = np.random.default_rng(0).standard_normal((80, 60)).astype(np.float32) * np.linspace(3, 1, 60)
@@ -198,19 +188,17 @@ class TestSubgroupBias:
         groups = ("nevus", "keratosis", "melanoma", "carcinoma")
         return {s: [int(np.sum(data.subgroup[part[split]] == g)) for g in groups] for s, part in parts.items()}
 
-    def test_the_first_site_is_biased(self):
+    def test_the_first_site_is_biased_and_helpers_may_be_balanced(self):
         counts = self.counts(self.sites)
         assert counts["site-1"] == [150, 150, 10, 290]
         totals = [int(np.sum(lesions().subgroup[:1500] == g)) for g in ("nevus", "melanoma")]
         assert counts["site-2"][0] == totals[0] - 150
         assert counts["site-2"][2] == totals[1] - 10
-
-    def test_balanced_helpers(self):
         settings = {"subgroup": "melanoma", "share": 0.1, "per_class": 100, "others": "balanced"}
         counts = self.counts(PARTITIONS["subgroup-bias"](count=3, **settings))
         assert counts == {"site-1": [50, 50, 10, 90], "site-2": [50] * 4, "site-3": [50] * 4}
 
-    def test_shares_of_few_images_by_hand(self):
+    def test_shares_and_names_of_subgroups_by_hand(self):
         """The first site wants one of four, none of the sub-group, and the only one of the other class."""
         data = Dataset(
             np.zeros((6, 1, 8, 8), np.uint8),
@@ -221,13 +209,9 @@ class TestSubgroupBias:
         sites = PARTITIONS["subgroup-bias"](count=3, subgroup="b", share=0.0, per_class=1)
         plan = sites.plan(data, np.arange(6), ())
         np.testing.assert_allclose(plan.shares, [[0.25, 0.375, 0.375], [0, 0.5, 0.5], [1, 0, 0]])
-
-    def test_more_than_there_is(self):
         sites = PARTITIONS["subgroup-bias"](count=2, subgroup="melanoma", share=0.9, per_class=1000)
         with pytest.raises(BadInput, match=r"^sites.per_class: 1000 images .* need 500 of 'keratosis'"):
             self.counts(sites)
-
-    def test_of_several_names_the_first_that_the_data_have_counts(self):
         for names in (("MEL", "melanoma"), ("melanoma", "nevus")):
             sites = PARTITIONS["subgroup-bias"](count=2, subgroup=names, share=1 / 30, per_class=300)
             assert self.counts(sites) == self.counts(self.sites)

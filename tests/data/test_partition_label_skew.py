@@ -53,11 +53,18 @@ def test_the_papers_bone_age_splits(target):
     assert sizes_of(parts) == [1700] * 4
 
 
-def test_the_first_site_has_the_lowest_labels():
+def test_the_first_site_has_the_lowest_labels_and_the_impossible_is_said():
     data = labelled(ages(1000))
     parts = assign_to_sites(LabelSkew(count=4, target_ks=0.5), data, {"train": np.arange(1000)}, seed=0)
     means = [data.labels[part["train"]].mean() for part in parts.values()]
     assert means == sorted(means)
+    data = labelled(np.repeat([0, 1], 200), classes=2)
+    with pytest.raises(BadInput) as refusal:
+        assign_to_sites(LabelSkew(count=4, target_ks=0.9), data, {"train": np.arange(400)}, seed=0)
+    assert str(refusal.value) == (
+        "sites.target_ks: 0.9 cannot be reached within 0.02 with these 400 labels on 4 equal sites, "
+        "whose range is 0.00 to 0.67; the nearest is 0.67"
+    )
 
 
 def reachable(data, count, seed=0):
@@ -121,16 +128,6 @@ def test_no_two_class_partition_beats_the_stated_maximum(count, share, n):
     assert reachable(data, count)[1] == pytest.approx(best, abs=0.02)
 
 
-def test_an_impossible_target_says_what_is_possible():
-    data = labelled(np.repeat([0, 1], 200), classes=2)
-    with pytest.raises(BadInput) as refusal:
-        assign_to_sites(LabelSkew(count=4, target_ks=0.9), data, {"train": np.arange(400)}, seed=0)
-    assert str(refusal.value) == (
-        "sites.target_ks: 0.9 cannot be reached within 0.02 with these 400 labels on 4 equal sites, "
-        "whose range is 0.00 to 0.67; the nearest is 0.67"
-    )
-
-
 @pytest.mark.parametrize(("count", "n"), [(1, 100), (5, 3)])
 def test_too_few_sites_or_images(count, n):
     data = labelled(np.zeros(n, dtype=np.int64), classes=1)
@@ -138,11 +135,19 @@ def test_too_few_sites_or_images(count, n):
         assign_to_sites(LabelSkew(count=count), data, {"train": np.arange(n)}, seed=0)
 
 
-def test_two_classes_differ_by_their_shares():
+def test_differences_of_labels_by_hand():
     sites = {"a": np.array([0, 0, 0, 1]), "b": np.array([0, 1, 1, 1]), "c": np.array([0, 0, 1, 1])}
     expected = [[0, 0.5, 0.25], [0.5, 0, 0.25], [0.25, 0.25, 0]]
     np.testing.assert_allclose(pairwise_ks(sites), expected)
     assert mean_ks(sites) == pytest.approx((0.5 + 0.25 + 0.25) / 3)
+    assert label_histograms({"a": np.array([0, 2, 2]), "b": np.array([1])}, 3) == {
+        "edges": None,
+        "per_site": {"a": [1, 0, 2], "b": [0, 1, 0]},
+    }
+    found = label_histograms({"a": np.array([0.0, 24.0]), "b": np.array([1.5])}, 0)
+    assert found["edges"] == pytest.approx(list(range(25)))
+    assert found["per_site"]["a"] == [1, *[0] * 22, 1]
+    assert found["per_site"]["b"] == [0, 1, *[0] * 22]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +170,3 @@ def test_scipy_agrees(rounding):
     for i, one in enumerate(sites.values()):
         for j, other in enumerate(sites.values()):
             assert pairwise_ks(sites)[i, j] == pytest.approx(ks_2samp(one, other).statistic)
-
-
-def test_histograms_count_classes_or_values_between_edges():
-    assert label_histograms({"a": np.array([0, 2, 2]), "b": np.array([1])}, 3) == {
-        "edges": None,
-        "per_site": {"a": [1, 0, 2], "b": [0, 1, 0]},
-    }
-    found = label_histograms({"a": np.array([0.0, 24.0]), "b": np.array([1.5])}, 0)
-    assert found["edges"] == pytest.approx(list(range(25)))
-    assert found["per_site"]["a"] == [1, *[0] * 22, 1]
-    assert found["per_site"]["b"] == [0, 1, *[0] * 22]

@@ -66,7 +66,7 @@ def test_every_image_goes_to_one_site_with_its_label_mask_patient_and_subgroup(t
     assert parts.info["columns"] == ["scanner", "age"]
 
 
-def test_info_counts_what_is_in_the_parts(tmp_path, sites):
+def test_info_and_digests_are_of_labels_and_images(tmp_path, sites):
     parts = prepare(Drawn(), sites, cache=tmp_path)
     site = open_site(parts.folder, parts.names[1])
     assert parts.info["counts"][site.name] == {
@@ -79,9 +79,6 @@ def test_info_counts_what_is_in_the_parts(tmp_path, sites):
     assert 0 <= parts.info["mean_ks"] < 0.5
     empty = prepare(Drawn(validation=0), sites, cache=tmp_path)
     assert len(open_site(empty.folder, "site-1").validation) == 0
-
-
-def test_digests_are_of_labels_and_images_and_do_not_depend_on_the_sites(tmp_path, sites):
     parts = prepare(Drawn(), sites, cache=tmp_path)
     data = Drawn().load()
     index = split(data, validation=0.15, test=0.2, seed=0)["test"]
@@ -143,21 +140,18 @@ def test_whatever_an_institution_is_called_its_name_is_safe(text):
     check_site_names(safe_names([text]))
 
 
-def test_a_second_preparation_reads_the_cache_and_a_new_setting_does_not(tmp_path, sites, monkeypatch):
-    first = prepare(Drawn(), sites, cache=tmp_path)
-    monkeypatch.setattr(parts_module, "load", lambda *_: pytest.fail("loaded again"))
-    assert prepare(Drawn(), sites, cache=tmp_path) == first
-    monkeypatch.undo()
-    assert prepare(Drawn(seed=1), sites, cache=tmp_path).info["digests"] != first.info["digests"]
-
-
-def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path, sites, monkeypatch):
+def test_a_second_preparation_reads_the_cache_and_a_failed_one_leaves_nothing(tmp_path, sites, monkeypatch):
     monkeypatch.setattr(parts_module, "describe", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(Drawn(), sites, cache=tmp_path)
     assert list((tmp_path / "parts").iterdir()) == []
     monkeypatch.undo()
     assert prepare(Drawn(), sites, cache=tmp_path).names == ("site-1", "site-2", "site-3")
+    first = prepare(Drawn(), sites, cache=tmp_path)
+    monkeypatch.setattr(parts_module, "load", lambda *_: pytest.fail("loaded again"))
+    assert prepare(Drawn(), sites, cache=tmp_path) == first
+    monkeypatch.undo()
+    assert prepare(Drawn(seed=1), sites, cache=tmp_path).info["digests"] != first.info["digests"]
 
 
 def test_each_site_has_its_own_camera_and_masks_follow_it(tmp_path, sites):
@@ -248,14 +242,11 @@ def listing(count, **more):
     return Listing(picture=lambda i: 10 * i, name=str, labels=numbers, ids=numbers.astype(str), **more)
 
 
-def test_listings_of_some_images():
+def test_listings_and_datasets_of_some_images():
     whole = listing(3, mask=lambda i: -i)
     taken = whole.take(np.array([2, 0]))
     assert ([taken.picture(i) for i in range(2)], taken.labels.tolist(), taken.spacing) == ([20, 0], [2, 0], None)
     assert [taken.mask(i) for i in range(2)] == [-2, 0]
-
-
-def test_images_are_taken_with_what_is_known_of_them():
     numbers = np.arange(4)
     images = np.zeros((4, 1, 2, 2), np.uint8) + numbers.astype(np.uint8)[:, None, None, None]
     whole = Dataset(images, numbers, classes=("a", "b"), patient=numbers + 10, column_names=("sex",))
@@ -267,9 +258,6 @@ def test_images_are_taken_with_what_is_known_of_them():
     for wrong in (images.astype(float), images[0]):
         with pytest.raises(ValueError, match=r"images must be uint8 \[N, C, H, W\]"):
             Dataset(wrong, np.arange(len(wrong)))
-
-
-def test_the_share_of_pixels_inside_masks():
     masks = np.zeros((2, 2, 2))
     masks[0, 0, 0], masks[1] = 1, 0.5
     assert masked_share(masks) == pytest.approx((0.25 + 1) / 2)

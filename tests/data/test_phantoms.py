@@ -129,10 +129,16 @@ def test_colours_act_on_their_channels_and_a_grey_image_takes_their_mean():
     np.testing.assert_allclose(out, grey * 0.7, atol=1)
 
 
-def test_noise_has_its_size():
+def test_a_camera_has_its_noise_and_strength_and_works_in_chunks():
     grey = np.full((8, 1, 64, 64), 128, np.uint8)
     out = acquire(grey, Style(noise=0.05), np.random.default_rng(0))
     assert out.std() / 255 == pytest.approx(0.05, rel=0.05)
+    assert draw_style(np.random.default_rng(0), 0.0) == Style()
+    np.testing.assert_array_equal(apply_styles(images(), (0,), 0.0), images())
+    few = images(n=3, size=8)
+    many = np.repeat(few, 200, axis=0)
+    out = acquire(many, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0))
+    np.testing.assert_array_equal(out[::200], acquire(few, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0)))
 
 
 def test_a_site_keeps_its_camera_over_splits_and_sites_differ():
@@ -144,18 +150,6 @@ def test_a_site_keeps_its_camera_over_splits_and_sites_differ():
     test = apply_styles(images(), address, 0.8, split="test")
     other = apply_styles(images(), (0, "style", "site-2"), 0.8, split="train")
     assert np.abs(train.astype(int) - test).mean() < np.abs(train.astype(int) - other).mean()
-
-
-def test_strength_zero_is_no_camera():
-    assert draw_style(np.random.default_rng(0), 0.0) == Style()
-    np.testing.assert_array_equal(apply_styles(images(), (0,), 0.0), images())
-
-
-def test_many_images_are_done_in_chunks():
-    few = images(n=3, size=8)
-    many = np.repeat(few, 200, axis=0)
-    out = acquire(many, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0))
-    np.testing.assert_array_equal(out[::200], acquire(few, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0)))
 
 
 def test_a_style_has_the_strength_that_is_asked_for():
@@ -172,22 +166,16 @@ def test_a_style_has_the_strength_that_is_asked_for():
     assert numbered.crop == pytest.approx(0.2)
 
 
-def test_corners_are_darker_by_the_vignette():
+def test_vignette_zoom_gamma_and_contrast_by_hand():
     factor = _vignette(4, 0.5)
     # pixels lie at -0.75, -0.25, 0.25, 0.75
     assert factor[0, 0] == pytest.approx(1 - 0.5 * 0.5625)
     assert factor[1, 2] == pytest.approx(1 - 0.5 * 0.0625)
     assert factor[0, 1] == pytest.approx(1 - 0.5 * (0.5625 + 0.0625) / 2)
-
-
-def test_the_middle_is_enlarged_by_hand():
     ramp = np.arange(5.0)[None] + np.zeros((5, 1))
     np.testing.assert_allclose(zoom_centre(ramp, 0.5, order=1)[0], [1, 1.5, 2, 2.5, 3])
     np.testing.assert_allclose(zoom_centre(ramp.T[:, :3], 0.5, order=1)[:, 1], [1, 1.5, 2, 2.5, 3])
     assert zoom_centre(ramp, 1, order=1) is ramp
-
-
-def test_images_are_enlarged_evenly_and_masks_by_the_nearest_pixel():
     ramp = np.broadcast_to(np.arange(0, 250, 50, dtype=np.uint8), (1, 1, 5, 5)).copy()
     found = acquire(ramp, Style(crop=0.5), np.random.default_rng(0))
     assert found[0, 0, 2].tolist() == [50, 75, 100, 125, 150]
@@ -200,9 +188,6 @@ def test_images_are_enlarged_evenly_and_masks_by_the_nearest_pixel():
     address = (3, "style", "site-1")
     assert draw_style(numpy_rng(*address), 1.0).crop < 0.95
     assert set(crop_masks(mask, address, 1.0).ravel()) == {0, 200}
-
-
-def test_a_bright_image_through_gamma_and_contrast_by_hand():
     grey = np.full((1, 1, 4, 4), 64, np.uint8)
     wanted = ((64 / 255) ** 2 - 0.5) * 0.8 + 0.5
     found = acquire(grey, Style(gamma=2.0, contrast=0.8), np.random.default_rng(0))

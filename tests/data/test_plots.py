@@ -58,7 +58,7 @@ def test_any_number_of_sites_and_classes(count, tmp_path):
         assert figure.axes[2].get_title(loc="left") == "Training images (the first 12 of 40 sites)"
 
 
-def test_a_contact_sheet_holds_the_images_in_rows():
+def test_contact_sheets_captions_and_outlines_by_hand(tmp_path):
     dark, light = np.zeros((2, 1, 4, 4), np.uint8), np.full((1, 1, 4, 4), 200, np.uint8)
     sheet = mosaic([dark, light], gap=1)
     assert sheet.shape == (10, 10, 3)
@@ -67,15 +67,9 @@ def test_a_contact_sheet_holds_the_images_in_rows():
     assert (sheet[5:9, :4] == 200).all()
     assert (sheet[5:9, 5:9] == 255).all()
     assert (sheet[4] == 255).all()
-
-
-def test_captions_are_names_of_classes_or_values_with_their_unit():
     assert label_words(np.array([1, 0]), ("clear", "ill")) == ["ill", "clear"]
     assert label_words([83.5, 120], (), "months") == ["83.5 months", "120 months"]
     assert len(label_words([0], ("a very long name of a class that fits nowhere",))[0]) <= 26
-
-
-def test_masks_are_drawn_as_outlines():
     masks = np.zeros((1, 9, 9), np.uint8)
     masks[0, 2:7, 2:7] = 1
     drawn = outlined(np.zeros((1, 1, 9, 9), np.uint8), masks)
@@ -83,8 +77,5 @@ def test_masks_are_drawn_as_outlines():
     edge = drawn[0, 0] == 255
     assert edge.sum() == 16  # the border of a square of five
     assert not edge[3:6, 3:6].any()
-
-
-def test_a_sheet_of_nothing_is_refused(tmp_path):
     with pytest.raises(BadInput, match="there are no images to show"):
         contact_sheet({"real": np.zeros((0, 1, 8, 8), np.uint8)}, tmp_path / "sheet.png")

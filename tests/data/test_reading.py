@@ -21,24 +21,18 @@ from polyclinic.questions.inspect import SPACINGS, side_bins, spacing_bins
 from polyclinic.study import parse_study
 
 
-def test_dicom_is_rescaled_and_windowed_as_the_file_says(tmp_path):
+def test_dicom_windows_by_hand(tmp_path):
     """Stored 0..4, slope 10, intercept -20: -20..20. Window 0.5 wide 41: black at -20, white at 20."""
     values = np.array([[0, 1, 2, 3, 4]], np.int16)
     tags = {"RescaleSlope": 10, "RescaleIntercept": -20, "WindowCenter": 0.5, "WindowWidth": 41}
     file = write_dicom(tmp_path / "a.dcm", values, **tags)
     assert Reader().pixels(file).tolist() == [[0, 64, 128, 191, 255]]
-
-
-def test_the_studys_window_goes_before_the_files(tmp_path):
     file = write_dicom(tmp_path / "a.dcm", np.array([[0, 5, 10]], np.int16), WindowCenter=100, WindowWidth=2)
     assert Reader().pixels(file).tolist() == [[0, 0, 0]]
     assert Reader(window=(5.5, 11)).pixels(file).tolist() == [[0, 128, 255]]
     several = {"WindowCenter": [5.5, 900], "WindowWidth": [11, 2]}
     file = write_dicom(tmp_path / "b.dcm", np.array([[0, 5, 10]], np.int16), **several)
     assert Reader().pixels(file).tolist() == [[0, 128, 255]]
-
-
-def test_monochrome1_is_inverted_and_no_window_means_darkest_to_brightest(tmp_path):
     values = np.array([[100, 150, 200]], np.uint16)
     assert Reader().pixels(write_dicom(tmp_path / "a.dcm", values)).tolist() == [[0, 128, 255]]
     inverted = write_dicom(tmp_path / "b.dcm", values, PhotometricInterpretation="MONOCHROME1")
@@ -55,15 +49,6 @@ def test_frames_of_a_dicom_are_slices_and_the_suffix_may_be_missing(tmp_path):
     assert Reader(slices="all").frames(file) == (0, 1, 2)
     with pytest.raises(IndexError, match="no slice 3: the volume has 3"):
         Reader().pixels(file, 3)
-
-
-def test_a_dicom_without_an_image_says_so(tmp_path):
-    file = write_dicom(tmp_path / "a.dcm", np.zeros((2, 2), np.uint8))
-    header = pydicom.dcmread(file)
-    del header.PixelData
-    header.save_as(file)
-    with pytest.raises(ValueError, match="holds no image"):
-        Reader().pixels(file)
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEGBaseline8Bit])
@@ -96,76 +81,13 @@ def test_axial_slices_are_face_up_whatever_the_files_orientation(tmp_path, flips
     assert Reader().mask(file, -1)[0, 0] == 100
 
 
-def test_slices_of_a_volume_are_counted_from_its_header(tmp_path):
+def test_slices_and_spread_of_a_volume(tmp_path):
     file = write_nifti(tmp_path / "v.nii", np.ones((2, 2, 5), np.float32))
     assert Reader(slices="all").frames(file) == (0, 1, 2, 3, 4)
     assert Reader(slices=(1, -1)).frames(file) == (1, -1)
     assert Reader(slices="middle").frames(file) == Reader(slices="all").frames(tmp_path / "a.png") == (None,)
     (tmp_path / "broken.nii").write_bytes(b"no")
     assert Reader(slices="all").frames(tmp_path / "broken.nii") == (0,)
-
-
-def test_pictures_of_every_kind_become_bytes(tmp_path):
-    grey = np.arange(0, 250, 10, dtype=np.uint8).reshape(5, 5)
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    assert np.array_equal(Reader().pixels(tmp_path / "grey.png"), grey)
-    deep = (np.arange(4, dtype=np.uint16) * 1000).reshape(2, 2)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert Reader().pixels(tmp_path / "deep.png").tolist() == [[0, 85], [170, 255]]
-    colour = np.random.default_rng(0).integers(0, 256, (4, 4, 4), np.uint8)
-    Image.fromarray(colour, "RGBA").save(tmp_path / "alpha.png")
-    assert np.array_equal(Reader().pixels(tmp_path / "alpha.png"), colour[..., :3])
-    Image.fromarray(grey).convert("P").save(tmp_path / "palette.png")
-    assert np.array_equal(Reader().pixels(tmp_path / "palette.png")[..., 0], grey)
-    assert np.array_equal(Reader().mask(tmp_path / "palette.png"), grey)
-
-
-def test_a_photograph_is_turned_as_its_camera_held_it(tmp_path):
-    pixels = np.zeros((2, 4, 3), np.uint8)
-    pixels[0, 0] = 255
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: show it clockwise by a quarter
-    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
-    turned = Reader().pixels(tmp_path / "turned.png")
-    assert turned.shape == (4, 2, 3)
-    assert turned[0, 1, 0] == 255
-
-
-def test_missing_and_truncated_files_raise_with_a_reason(tmp_path):
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        Reader().pixels(tmp_path / "none.png")
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50), np.uint8)).save(tmp_path / "whole.png")
-    content = (tmp_path / "whole.png").read_bytes()
-    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
-    with pytest.raises(OSError, match="truncated"):
-        Reader().pixels(tmp_path / "half.png")
-
-
-@pytest.mark.parametrize(
-    ("name", "is_image"),
-    [("a.PNG", True), ("a.nii.gz", True), ("a.txt", False), (".hidden.png", False), ("notes", False), ("x.dcm", True)],
-)
-def test_images_are_told_by_their_names(tmp_path, name, is_image):
-    (tmp_path / name).write_bytes(b"text")
-    assert is_image_name(tmp_path / name) == is_image
-
-
-def test_an_empty_file_is_called_empty(tmp_path):
-    for name in ("a.png", "a.dcm", "a.nii"):
-        (tmp_path / name).touch()
-        with pytest.raises(ValueError, match=r"^the file is empty$"):
-            Reader().pixels(tmp_path / name)
-
-
-def test_a_window_of_one_value_is_a_step():
-    assert _in_window(np.array([9.0, 10.0]), (10.0, 1.0)).tolist() == [0, 255]
-    assert _in_window(np.array([-1.0, 0.0, 49.5, 99.0]), (50.0, 100.0)).tolist() == [0, 0, 128, 255]
-    assert window_to_uint8(np.array([3.0, 3.0]), 3.0, 3.0).tolist() == [0, 0]
-    with pytest.raises(ValueError, match="values that are not numbers"):
-        window_to_uint8(np.array([np.inf]), 0, 1)
-
-
-def test_the_spread_of_a_volume_is_that_of_what_is_not_zero(tmp_path):
     voxels = np.zeros((10, 10, 12), np.float32)
     voxels.reshape(-1)[:1001] = np.arange(1, 1002)
     volume, (low, high) = load_volume(write_nifti(tmp_path / "v.nii", voxels))
@@ -178,7 +100,64 @@ def test_the_spread_of_a_volume_is_that_of_what_is_not_zero(tmp_path):
         load_volume(flat)
 
 
-def test_a_window_of_a_volume_is_around_its_centre(tmp_path):
+def test_pictures_of_every_kind_become_bytes_the_right_way_up(tmp_path):
+    grey = np.arange(0, 250, 10, dtype=np.uint8).reshape(5, 5)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "grey.png"), grey)
+    deep = (np.arange(4, dtype=np.uint16) * 1000).reshape(2, 2)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert Reader().pixels(tmp_path / "deep.png").tolist() == [[0, 85], [170, 255]]
+    colour = np.random.default_rng(0).integers(0, 256, (4, 4, 4), np.uint8)
+    Image.fromarray(colour, "RGBA").save(tmp_path / "alpha.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "alpha.png"), colour[..., :3])
+    Image.fromarray(grey).convert("P").save(tmp_path / "palette.png")
+    assert np.array_equal(Reader().pixels(tmp_path / "palette.png")[..., 0], grey)
+    assert np.array_equal(Reader().mask(tmp_path / "palette.png"), grey)
+    pixels = np.zeros((2, 4, 3), np.uint8)
+    pixels[0, 0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: show it clockwise by a quarter
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    turned = Reader().pixels(tmp_path / "turned.png")
+    assert turned.shape == (4, 2, 3)
+    assert turned[0, 1, 0] == 255
+
+
+def test_files_without_an_image_say_why(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        Reader().pixels(tmp_path / "none.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50), np.uint8)).save(tmp_path / "whole.png")
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
+    with pytest.raises(OSError, match="truncated"):
+        Reader().pixels(tmp_path / "half.png")
+    for name in ("a.png", "a.dcm", "a.nii"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=r"^the file is empty$"):
+            Reader().pixels(tmp_path / name)
+    file = write_dicom(tmp_path / "a.dcm", np.zeros((2, 2), np.uint8))
+    header = pydicom.dcmread(file)
+    del header.PixelData
+    header.save_as(file)
+    with pytest.raises(ValueError, match="holds no image"):
+        Reader().pixels(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_image"),
+    [("a.PNG", True), ("a.nii.gz", True), ("a.txt", False), (".hidden.png", False), ("notes", False), ("x.dcm", True)],
+)
+def test_images_are_told_by_their_names(tmp_path, name, is_image):
+    (tmp_path / name).write_bytes(b"text")
+    assert is_image_name(tmp_path / name) == is_image
+
+
+def test_windows_of_one_value_and_of_a_volume(tmp_path):
+    assert _in_window(np.array([9.0, 10.0]), (10.0, 1.0)).tolist() == [0, 255]
+    assert _in_window(np.array([-1.0, 0.0, 49.5, 99.0]), (50.0, 100.0)).tolist() == [0, 0, 128, 255]
+    assert window_to_uint8(np.array([3.0, 3.0]), 3.0, 3.0).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="values that are not numbers"):
+        window_to_uint8(np.array([np.inf]), 0, 1)
     file = write_nifti(tmp_path / "v.nii", np.array([0, 40, 50, 60, 100], np.float32).reshape(5, 1, 1))
     assert Reader(window=(50, 20)).pixels(file).tolist() == [[255, 255, 128, 0, 0]]
 
@@ -195,7 +174,7 @@ def test_distances_between_columns_come_first(tmp_path):
     assert Reader().spacing(volume) == (2, 3)
 
 
-def test_a_nifti_of_two_dimensions_is_one_slice(tmp_path):
+def test_a_nifti_of_two_dimensions_is_one_slice_and_turned_as_its_header_says(tmp_path):
     values = np.arange(6, dtype=np.float32).reshape(3, 2)
     flat = write_nifti(tmp_path / "flat.nii.gz", values)
     volume = write_nifti(tmp_path / "volume.nii.gz", values[..., None])
@@ -208,6 +187,9 @@ def test_a_nifti_of_two_dimensions_is_one_slice(tmp_path):
     nibabel.save(nibabel.Nifti1Image(values, sagittal), tmp_path / "side.nii")
     assert Reader().mask(tmp_path / "side.nii").shape == (2, 3)
     assert count_slices(tmp_path / "side.nii") == 1
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    plain, mirrored = (write_nifti(tmp_path / f"{flip}.nii", values, flips=(flip, 1, 1)) for flip in (1, -1))
+    assert np.array_equal(Reader().pixels(mirrored), Reader().pixels(plain)[:, ::-1])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
@@ -219,22 +201,13 @@ def test_a_colour_dicom_stays_in_colour_as_bytes(tmp_path, kind):
     assert Reader().pixels(file).tolist() == pixels.tolist()
 
 
-def test_a_flat_nifti_is_turned_as_its_header_says(tmp_path):
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
-    plain, mirrored = (write_nifti(tmp_path / f"{flip}.nii", values, flips=(flip, 1, 1)) for flip in (1, -1))
-    assert np.array_equal(Reader().pixels(mirrored), Reader().pixels(plain)[:, ::-1])
-
-
 VALUES = [-0.2, 0.0, 0.1, 0.5, 0.999, 1.0, 7.0]  # times 255: 25.5, 127.5, 254.745
 
 
 def test_values_are_clipped_and_rounded():
     assert to_uint8(np.array(VALUES)).tolist() == [0, 0, 26, 128, 255, 255, 255]
     assert to_uint8(torch.tensor(VALUES, dtype=torch.float64)).tolist() == [0, 0, 26, 128, 255, 255, 255]
-
-
-def test_halves_go_up_in_arrays_and_to_even_in_tensors():
-    """0.3 times 255 is 76.5 in float32."""
+    # 0.3 times 255 is 76.5 in float32.
     half = np.array([0.3], np.float32)
     assert half * np.float32(255) == 76.5
     assert to_uint8(half).tolist() == [77]
@@ -258,16 +231,13 @@ def part(tmp_path_factory):
     return open_site(parts.folder, parts.names[0]).train
 
 
-def test_width_height_and_spacing_are_those_of_the_files(part):
+def test_sizes_and_spacings_are_those_of_the_files_and_have_bins(part):
     found = np.asarray(part.geometry)
     known = found[:, 0] == 70
     assert 4 < known.sum() < len(found) - 4
     assert np.allclose(found[known], [70, 40, 0.6, 0.4])
     assert (found[~known][:, :2] == [300, 200]).all()
     assert np.isnan(found[~known][:, 2:]).all()
-
-
-def test_bins_of_sizes_and_spacings(part):
     known = np.asarray(part.geometry)[:, 0] == 70
     assert (side_bins(part) == np.where(known, 1, 3)).all()  # 64 to 128, and 256 to 384 pixels
     assert (spacing_bins(part) == np.where(known, 5, len(SPACINGS) + 1)).all()  # 0.5 to 0.75 mm, and unknown
@@ -277,7 +247,7 @@ def numbered(height, width):
     return np.arange(height * width, dtype=np.uint8).reshape(height, width)
 
 
-def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
+def test_images_become_squares_and_keep_their_colour_by_hand():
     pixels = numbered(2, 5)
     assert make_square(pixels, "squash") is pixels
     padded = make_square(pixels, "pad")
@@ -292,15 +262,9 @@ def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
     assert make_square(colour, "pad").shape == (5, 5, 3)
     square = numbered(3, 3)
     assert make_square(square, "pad") is square
-
-
-def test_the_middle_of_a_short_edge_is_all_of_it():
     np.testing.assert_array_equal(crop_centre(numbered(2, 6), 3), numbered(2, 6)[:, 1:4])
     np.testing.assert_array_equal(crop_centre(numbered(7, 2), 4), numbered(7, 2)[1:5])
     np.testing.assert_array_equal(crop_centre(numbered(9, 9), 3), numbered(9, 9)[3:6, 3:6])
-
-
-def test_colour_is_where_channels_differ():
     grey = np.full((2, 2, 3), 9, np.uint8)
     assert not is_colour(grey)
     assert not is_colour(grey[..., 0])
@@ -308,9 +272,6 @@ def test_colour_is_where_channels_differ():
         differs = grey.copy()
         differs[0, 0, channel] = 8
         assert is_colour(differs)
-
-
-def test_an_image_of_the_size_keeps_its_pixels():
     pixels = numbered(4, 4)
     np.testing.assert_array_equal(fit_image(pixels, Fit(4), 1), pixels[None])
     np.testing.assert_array_equal(fit_image(pixels, Fit(4), 3), np.stack([pixels] * 3))

@@ -31,44 +31,37 @@ def test_patients_stay_whole_and_shares_are_kept(per_patient, patients, seed, ag
         assert abs(len(parts[name]) - share * len(patient)) <= 2 * per_patient
 
 
-def test_every_class_is_split_in_the_same_shares():
+def test_classes_ages_and_natural_sites_are_split_alike():
     labels = np.repeat([0, 1, 2], [500, 100, 20])
     parts = split(dataset(labels), validation=0.1, test=0.25, seed=3)
     assert np.abs(np.bincount(labels[parts["test"]]) - [125, 25, 5]).max() <= 1
     assert np.abs(np.bincount(labels[parts["validation"]]) - [50, 10, 2]).max() <= 1
-
-
-def test_ages_are_split_alike_over_their_whole_range():
     ages = np.random.default_rng(0).uniform(1, 228, 2000).astype(np.float32)
     parts = split(dataset(ages), validation=0.15, test=0.2, seed=0)
     for decile in np.linspace(0.1, 0.9, 9):
         assert abs(np.quantile(ages[parts["test"]], decile) - np.quantile(ages, decile)) < 5
-
-
-def test_natural_sites_keep_test_images_each():
     site = np.repeat(["big", "small"], [900, 20])
     labels = np.tile([0, 1], 460)
     parts = split(dataset(labels, site=site), validation=0.1, test=0.2, seed=0)
     assert abs((site[parts["test"]] == "small").sum() - 4) <= 1
 
 
-def test_the_split_is_pinned():
+def test_splits_and_folds_are_pinned():
     """Same seed, same split, on any machine: these numbers must not change."""
     parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7)
     assert {name: index.tolist() for name, index in parts.items()} == PINNED
     other = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=8)
     assert other["test"].tolist() != parts["test"].tolist()
+    parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7, fold=Fold(2, 4))
+    assert {name: index.tolist() for name, index in parts.items()} == PINNED_FOLD
 
 
-def test_a_split_that_the_source_fixes_is_kept_and_validation_is_carved_out_of_train():
+def test_a_split_that_the_source_fixes_is_kept_and_followed():
     fixed = np.array(["train"] * 80 + ["test"] * 20)
     parts = split(dataset(np.tile([0, 1], 50), split=fixed), validation=0.25, test=0.5, seed=0)
     assert parts["test"].tolist() == list(range(80, 100))
     assert len(parts["validation"]) == 20
     assert len(parts["train"]) == 60
-
-
-def test_images_without_a_split_follow_their_patient():
     fixed = np.array(["test", "", "train", "", "train", "", "train", ""])
     patient = np.array([1, 1, 2, 2, 3, 3, 4, 4])
     parts = split(dataset(np.zeros(8, np.int64), split=fixed, patient=patient), validation=0.3, test=0.2, seed=0)
@@ -147,11 +140,6 @@ def test_folds_of_a_search_leave_the_test_images_alone_and_cover_the_rest(fold):
     for part in parts:
         assert not set(patient[part["train"]]) & set(patient[part["validation"]])
         assert set(site[part["validation"]]) == {"a", "b"}
-
-
-def test_the_folds_are_pinned():
-    parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7, fold=Fold(2, 4))
-    assert {name: index.tolist() for name, index in parts.items()} == PINNED_FOLD
 
 
 def test_folds_that_cannot_be_are_refused():

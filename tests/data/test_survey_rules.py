@@ -128,7 +128,7 @@ def test_floats_run_from_zero_to_one():
         archives.as_bytes(np.array([0.0, np.nan]))
 
 
-def test_pixels_are_counted_from_the_shape(tmp_path):
+def test_pixels_are_counted_from_the_shape_and_headers_read_in_both_versions(tmp_path):
     arrays = {"rgb": (1, 3, 4, 5), "last": (1, 4, 5, 3), "grey": (1, 4, 5), "labels": (500,)}
     np.savez(tmp_path / "a.npz", **{name: np.ones(shape, np.uint8) for name, shape in arrays.items()})
     enough, few = archives.Archive(tmp_path / "a.npz", 20), archives.Archive(tmp_path / "a.npz", 19)
@@ -143,15 +143,6 @@ def test_pixels_are_counted_from_the_shape(tmp_path):
     with pytest.raises(BadInput, match="the array 'rgb' cannot be read"):
         few.first("rgb")  # 60 numbers, and 3 channels of 19 pixels
     assert enough.first("labels").tolist() == [1]
-
-
-def npy(array, version):
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=version, allow_pickle=True)
-    return stream.getvalue()
-
-
-def test_headers_of_both_versions_are_read_and_others_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as packed:
         packed.writestr("one.npy", npy(np.arange(3), (1, 0)))
         packed.writestr("two.npy", npy(np.arange(3), (2, 0)))
@@ -163,6 +154,12 @@ def test_headers_of_both_versions_are_read_and_others_refused(tmp_path):
         archive.shape("three")
     with pytest.raises(BadInput, match="it holds Python objects"):
         archive.shape("objects")
+
+
+def npy(array, version):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version=version, allow_pickle=True)
+    return stream.getvalue()
 
 
 def test_a_large_array_is_unpacked_to_a_file_where_there_is_room(tmp_path, monkeypatch):

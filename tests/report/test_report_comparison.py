@@ -197,15 +197,12 @@ TRUTH = RNG.integers(0, 2, 60).astype(bool)
 SCORES = (RNG.normal(size=60) + TRUTH).round(1)  # with ties
 
 
-def test_the_roc_curve_is_scikit_learns():
+def test_curves_are_scikit_learns():
     false, true = roc_curve(SCORES, TRUTH)
     expected = sklearn_metrics.roc_curve(TRUTH, SCORES, drop_intermediate=False)
     np.testing.assert_allclose(false, expected[0])
     np.testing.assert_allclose(true, expected[1])
     assert np.trapezoid(true, false) == pytest.approx(sklearn_metrics.roc_auc_score(TRUTH, SCORES))
-
-
-def test_precision_and_recall_are_scikit_learns():
     recall, precision = precision_recall(SCORES, TRUTH)
     theirs = sklearn_metrics.precision_recall_curve(TRUTH, SCORES)
     points = {(round(r, 9), round(p, 9)) for r, p in zip(recall[1:], precision[1:], strict=True)}
@@ -213,13 +210,36 @@ def test_precision_and_recall_are_scikit_learns():
     assert average_precision(SCORES, TRUTH) == pytest.approx(sklearn_metrics.average_precision_score(TRUTH, SCORES))
 
 
-def test_reliability_by_hand():
+def test_reliability_and_operating_points_by_hand():
     probabilities = np.array([[0.35, 0.65], [0.32, 0.68], [0.05, 0.95], [0.91, 0.09]])
     first, second = classes.reliability(probabilities, np.array([1, 0, 1, 0]))
     assert first[:2] == [pytest.approx(0.665), 0.5]
     assert first[4] == 2
     assert second[:2] == [pytest.approx(0.93), 1.0]
     assert second[2] == pytest.approx(0.025 ** (1 / 2))  # Clopper-Pearson: both of two are right
+    # ten healthy images score 0 to 9, of which 90 % lie at or below 8; three of four ill ones lie above
+    cases = binary([*range(10), 8.5, 9.5, 10, 3], [0] * 10 + [1] * 4)
+    run = SimpleNamespace(split="test", validation=None, classes=["healthy", "ill"])
+    table, words = classes.operating_points(run, cases, {1: "ill"}, 0.1)
+    assert isinstance(table, Table)
+    ninety = dict(zip(table.columns, table.rows[0], strict=True))
+    assert ninety["threshold"] == pytest.approx(8)
+    assert ninety["sensitivity"].startswith("0.750 [")
+    assert ninety["specificity"].startswith("0.900 [")
+    # Bayes: 0.75 * 0.1 / (0.75 * 0.1 + 0.1 * 0.9)
+    assert ninety["PPV"] == pytest.approx(0.075 / 0.165)
+    assert ninety["NPV"] == pytest.approx(0.81 / 0.835)
+    assert "the given prevalence" in words.words
+    test = binary([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])
+    held = binary([0, 1, 2, 2.5, 9], [0, 0, 0, 0, 1])
+    run = SimpleNamespace(split="test", validation=held, classes=["healthy", "ill"])
+    table, _ = classes.operating_points(run, test, {1: "ill"}, None)
+    row = next(row for row in table.rows if row[2] == "validation images")
+    found = dict(zip(table.columns, row, strict=True))
+    assert found["threshold"] == pytest.approx(2.5)
+    assert found["sensitivity"].startswith("1.000")
+    assert found["specificity"].startswith("0.667")
+    assert found["prevalence"] == pytest.approx(0.4)
 
 
 def binary(scores: list[float], truth: list[int]) -> Cases:
@@ -274,44 +294,12 @@ def test_each_sites_own_temperature_is_used_where_it_has_a_model_of_its_own():
     np.testing.assert_allclose(found[:, 1], [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))])
 
 
-def test_operating_points_by_hand():
-    # ten healthy images score 0 to 9, of which 90 % lie at or below 8; three of four ill ones lie above
-    cases = binary([*range(10), 8.5, 9.5, 10, 3], [0] * 10 + [1] * 4)
-    run = SimpleNamespace(split="test", validation=None, classes=["healthy", "ill"])
-    table, words = classes.operating_points(run, cases, {1: "ill"}, 0.1)
-    assert isinstance(table, Table)
-    ninety = dict(zip(table.columns, table.rows[0], strict=True))
-    assert ninety["threshold"] == pytest.approx(8)
-    assert ninety["sensitivity"].startswith("0.750 [")
-    assert ninety["specificity"].startswith("0.900 [")
-    # Bayes: 0.75 * 0.1 / (0.75 * 0.1 + 0.1 * 0.9)
-    assert ninety["PPV"] == pytest.approx(0.075 / 0.165)
-    assert ninety["NPV"] == pytest.approx(0.81 / 0.835)
-    assert "the given prevalence" in words.words
-
-
-def test_a_threshold_of_validation_images_is_judged_on_test_images():
-    test = binary([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])
-    held = binary([0, 1, 2, 2.5, 9], [0, 0, 0, 0, 1])
-    run = SimpleNamespace(split="test", validation=held, classes=["healthy", "ill"])
-    table, _ = classes.operating_points(run, test, {1: "ill"}, None)
-    row = next(row for row in table.rows if row[2] == "validation images")
-    found = dict(zip(table.columns, row, strict=True))
-    assert found["threshold"] == pytest.approx(2.5)
-    assert found["sensitivity"].startswith("1.000")
-    assert found["specificity"].startswith("0.667")
-    assert found["prevalence"] == pytest.approx(0.4)
-
-
-def test_an_edge_is_what_touches_the_outside():
+def test_edges_and_cells():
     mask = np.zeros((5, 5), bool)
     mask[1:4, 1:4] = True
     expected = mask.copy()
     expected[2, 2] = False
     assert np.array_equal(edge(mask), expected)
-
-
-def test_cells_and_csv():
     assert [shown(cell) for cell in (None, True, 1234, 0.12345, 0.00001, "a", float("nan"))] == [
         "–", "yes", "1,234", "0.123", "1.0e-05", "a", "–"
     ]  # fmt: skip

@@ -120,10 +120,15 @@ def test_models_of_each_site_have_a_convergence_matrix(personal):
     assert "A model of its own for each site" in " ".join(report.summary)
 
 
-def test_what_synthetic_images_brought_is_not_taken_for_what_sites_add(copied):
+def test_worths_and_intervals_of_odd_forms_are_shown(copied):
     result = json.loads((copied / "result.json").read_text())
     (copied / "result.json").write_text(json.dumps({**result, "worth": [{"round": 1, "site-1": {"recall": 0.5}}]}))
     assert build_report(copied)
+    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
+    change(copied, lambda values: values["metrics"]["intervals"]["pooled"].update(accuracy=whole))
+    words = " ".join(build_report(copied).summary)
+    assert "accuracy 1.000 (too few images for an interval)" in words
+    assert "1.000 to 1.000" not in words
 
 
 def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path, copied):
@@ -312,11 +317,3 @@ def test_a_table_that_is_too_wide_for_paper_is_written_in_parts_with_its_first_c
     assert [name for part in parts for name in part.columns[1:]] == head[1:]
     assert [cell for part in parts for cell in part.rows[0][1:]] == [str(number) for number in range(1, 13)]
     assert [part.title for part in parts] == ["Scores"] + [""] * (len(parts) - 1)
-
-
-def test_an_interval_without_width_is_called_none(copied):
-    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
-    change(copied, lambda values: values["metrics"]["intervals"]["pooled"].update(accuracy=whole))
-    words = " ".join(build_report(copied).summary)
-    assert "accuracy 1.000 (too few images for an interval)" in words
-    assert "1.000 to 1.000" not in words

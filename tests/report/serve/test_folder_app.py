@@ -58,16 +58,13 @@ def test_what_left_follows_a_ledger_that_grows(served, folder):
     assert served.get("/api/run", name="runs/first").json()["left"][0]["bytes"] == 1
 
 
-def test_time_left_is_that_of_the_last_rounds():
+def test_time_left_and_long_histories():
     lines = [{"round": number, "seconds": 100.0 if number < 5 else 2.0} for number in range(1, 11)]
     assert seconds_left(lines, 15, age=0.0) == 10.0
     assert seconds_left(lines, 15, age=1.0) == 9.0
     assert seconds_left(lines, 10, age=50.0) == 0.0
     assert seconds_left([], 10, age=0.0) is None
     assert seconds_left(lines, None, age=0.0) is None
-
-
-def test_a_long_history_is_thinned_out_and_keeps_its_end():
     lines = [{**LINES[0], "round": number} for number in range(1, 5001)]
     found = curves(lines)
     assert len(found["rounds"]) <= MOST_POINTS
@@ -75,15 +72,12 @@ def test_a_long_history_is_thinned_out_and_keeps_its_end():
     assert len(found["scored"]) == len(found["pooled"]["accuracy"])
 
 
-def test_chosen_runs_side_by_side(served):
+def test_comparisons_have_their_methods_and_runs(served):
     found = served.get("/api/compare", name=["runs/first", "runs/second", "runs/first"]).json()
     assert [run["name"] for run in found["runs"]] == ["runs/first", "runs/second"]
     assert served.get("/api/compare", name=["runs/first"] * 30).status_code == 200
     assert served.get("/api/compare", name=[f"r{number}" for number in range(30)]).status_code == 400
     assert served.get("/api/compare").status_code == 400
-
-
-def test_a_comparison_has_its_methods_and_runs(served):
     found = served.get("/api/comparison", name="runs/both").json()
     assert found["methods"]["fedavg"]["test_accuracy"]["mean"] == 0.8
     assert [run["name"] for run in found["runs"]] == ["runs/both/fedavg-seed0"]
@@ -227,7 +221,13 @@ def test_links_inside_a_run_are_not_read(served, folder, tmp_path):
     assert found["left"] == []
 
 
-def test_hidden_files_and_other_kinds_are_not_sent(served, folder):
+def test_a_key_opens_one_file_only_and_hidden_files_are_not_sent(served, folder):
+    key = served.access.key_for("runs/first/result.json")
+    assert served.client.get("/files/runs/first/result.json", params={"key": key}).status_code == 200
+    for name in ("runs/first/study.toml", "runs/first/RESULT.json", "runs/second/study.toml"):
+        assert served.client.get(f"/files/{name}", params={"key": key}).status_code == 403
+    for bad in ("", "0" * 64, key[:-1], key.upper(), "é"):
+        assert served.client.get("/files/runs/first/result.json", params={"key": bad}).status_code == 403
     run = folder / "runs" / "first"
     for name in (".lock", ".hidden.csv", "key.pem", "images.npy", "notes.py", "page.svg", "page.htm"):
         (run / name).write_text("x")
@@ -235,15 +235,6 @@ def test_hidden_files_and_other_kinds_are_not_sent(served, folder):
     names = {one["file"] for one in served.get("/api/run", name="runs/first").json()["files"]}
     assert not names & {".lock", ".hidden.csv", "key.pem", "images.npy", "notes.py", "page.svg", "page.htm"}
     assert served.file("runs/first").status_code == 404
-
-
-def test_a_key_opens_one_file_only(served):
-    key = served.access.key_for("runs/first/result.json")
-    assert served.client.get("/files/runs/first/result.json", params={"key": key}).status_code == 200
-    for name in ("runs/first/study.toml", "runs/first/RESULT.json", "runs/second/study.toml"):
-        assert served.client.get(f"/files/{name}", params={"key": key}).status_code == 403
-    for bad in ("", "0" * 64, key[:-1], key.upper(), "é"):
-        assert served.client.get("/files/runs/first/result.json", params={"key": bad}).status_code == 403
 
 
 def test_a_report_is_in_a_sandbox(served, folder):

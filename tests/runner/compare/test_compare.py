@@ -49,13 +49,6 @@ def test_a_method_with_another_generator_gets_it_as_run_does(tiny, tmp_path, cha
     assert entries(tiny("fedavg"), ["felicia"], 1, tmp_path, [])[0].study.generator == tiny("felicia").generator
 
 
-def test_a_misspelt_setting_of_one_method_is_refused(tiny, tmp_path):
-    with pytest.raises(BadInput, match=r"'fedavg' has no setting 'round' \(did you mean 'rounds'\?\)"):
-        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.round=20"])
-    with pytest.raises(BadInput, match="'fedavg' has no setting 'mu'"):
-        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.mu=0.1"])
-
-
 def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_so(tiny, tmp_path):
     study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
     with pytest.warns(Notice, match="^fedavg: 20 rounds, its default, as 'analytic' of the study has one round only"):
@@ -63,7 +56,7 @@ def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_
     assert [entry.study.method.rounds for entry in planned] == [1, 20]
 
 
-def test_seeds_count_up_from_the_seed_that_is_set(tiny, tmp_path):
+def test_seeds_count_up_and_misspelt_settings_are_refused(tiny, tmp_path):
     planned = entries(tiny("fedavg"), ["fedavg"], 2, tmp_path, ["seed=5"])
     assert [(entry.seed, entry.study.seed, entry.folder.name) for entry in planned] == [
         (5, 5, "fedavg-seed5"),
@@ -72,9 +65,13 @@ def test_seeds_count_up_from_the_seed_that_is_set(tiny, tmp_path):
     for wrong in ("seed=many", "seed=-1", "seed=true"):
         with pytest.raises(BadInput, match=r"^--set seed=.*: must be a whole number, 0 or more$"):
             entries(tiny("fedavg"), ["fedavg"], 1, tmp_path, [wrong])
+    with pytest.raises(BadInput, match=r"'fedavg' has no setting 'round' \(did you mean 'rounds'\?\)"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.round=20"])
+    with pytest.raises(BadInput, match="'fedavg' has no setting 'mu'"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.mu=0.1"])
 
 
-def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
+def test_partitions_and_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):
     """Every problem at once; one that all the runs share is said once, another with the method that has it."""
     impossible = tiny("fedavg", {"sites.count": 90})
     with pytest.raises(BadInput, match=r"^sites\.partition: [^\n]*without training images[^\n]*$"):
@@ -83,9 +80,6 @@ def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
     with pytest.raises(BadInput, match=r"^cwt, seed [01]: sites\.partition: [^\n]*$"):
         check_all(planned)
     assert not list(tmp_path.iterdir())
-
-
-def test_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):
     study = tiny("fedavg")
     with pytest.raises(BadInput, match=r"^--folds 1000: a cross-validation has 2 to 100 folds$"):
         entries(study, ["fedavg"], 1, tmp_path, [], 1000)
@@ -185,7 +179,7 @@ def rows(values: dict[str, list[float]], **more) -> list[dict]:
     ]
 
 
-def test_intervals_and_tests_over_seeds():
+def test_statistics_over_seeds_and_folds_by_hand():
     found = statistics_of(rows(ACCURACY), "fedavg")
     interval = mean_interval(ACCURACY["cwt"])
     cwt = found["cwt"]["test_accuracy"]
@@ -197,9 +191,6 @@ def test_intervals_and_tests_over_seeds():
     assert tests[0]["difference"] == pytest.approx(0.14 / 3)
     assert "against_baseline" not in found["fedavg"]["test_accuracy"]
     assert list(found["cwt"]) == ["test_accuracy"]  # neither seconds nor KS
-
-
-def test_runs_of_the_same_seed_are_pairs_wherever_they_stand():
     some = rows(ACCURACY)
     shuffled = [some[i] for i in (5, 0, 4, 8, 2, 6, 1, 3, 7)]
     again, once = (statistics_of(each, "fedavg")["cwt"]["test_accuracy"] for each in (shuffled, some))
@@ -207,17 +198,11 @@ def test_runs_of_the_same_seed_are_pairs_wherever_they_stand():
     # without seed 0 of fedavg two pairs are left
     left = statistics_of(some[1:], "fedavg")["cwt"]["test_accuracy"]["against_baseline"]
     assert (left["n"], left["p"]) == (2, pytest.approx(paired_test([0.84, 0.86], [0.82, 0.79]).p))
-
-
-def test_folds_are_corrected_for_their_overlap():
     folds = [{**row, "seed": 0, "fold": row["seed"] + 1} for row in rows(ACCURACY)]
     found = statistics_of(folds, "fedavg", 3)["cwt"]["test_accuracy"]
     expected = paired_test(ACCURACY["cwt"], ACCURACY["fedavg"], overlap=1 / 2)
     assert found["against_baseline"]["p"] == pytest.approx(expected.p)
     assert found["high"] == pytest.approx(mean_interval(ACCURACY["cwt"], overlap=1 / 2).high)
-
-
-def test_one_run_a_missing_metric_or_a_failed_baseline_give_no_test():
     assert statistics_of(rows({"fedavg": [0.8], "cwt": [0.9]}), "fedavg") == {}
     alone = statistics_of(rows({"cwt": [0.9, 0.8]}), "fedavg")
     assert list(alone["cwt"]["test_accuracy"]) == ["low", "high", "confidence"]

@@ -262,7 +262,7 @@ def entry_of(tiny, undisturbed, tmp_path):
     return finished
 
 
-def test_two_private_runs_are_composed(entry_of):
+def test_private_runs_of_a_search_are_composed_and_others_cost_nothing(entry_of, tiny, tmp_path):
     runs = [entry_of("fedavg", {**PRIVATE, "optimizer.lr": lr}) for lr in (0.1, 0.01)]
     cost = cost_of_search(runs)
     assert cost is not None
@@ -276,8 +276,5 @@ def test_two_private_runs_are_composed(entry_of):
     )
     assert cost["epsilon"] == pytest.approx(most, rel=1e-6)
     assert sentence(cost).startswith(f"privacy: the 2 private runs of this search have spent epsilon {most:.3g}")
-
-
-def test_a_search_without_privacy_costs_nothing(entry_of, tiny, tmp_path):
     unfinished = Entry("fedavg", 0, tiny("fedavg", PRIVATE), tmp_path / "none")
     assert cost_of_search([entry_of("fedavg", {}), unfinished]) is None

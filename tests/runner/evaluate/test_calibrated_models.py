@@ -34,10 +34,18 @@ def drawn(seed: int, count: int, classes: int, sharper: float) -> tuple[np.ndarr
     return logits * sharper, labels
 
 
-def test_a_model_that_is_too_sure_is_cooled_down():
+def test_what_is_fitted_on_few_or_broken_or_too_sure_outputs():
     found = calibrate("classification", *drawn(0, 4000, 2, 3.0), None)
     assert found is not None
     assert found.temperature == pytest.approx(3.0, rel=0.2)  # measured: 2.9; standard error 2 %
+    found = calibrate("classification", *drawn(6, 12, 2, 1.0), None)
+    assert found is not None
+    assert "0.95" not in found.quantiles  # 19 cases are the fewest
+    assert calibrate("classification", *drawn(6, 5, 2, 1.0), None) is None
+    logits, labels = drawn(7, 50, 2, 1.0)
+    logits[3] = np.nan
+    assert calibrate("classification", logits, labels, None) is None
+    assert calibrate("segmentation", logits, labels, None) is None
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -72,20 +80,6 @@ def test_intervals_of_a_regression_reach_as_far_as_its_errors():
     assert found.temperature is None
     assert found.reach(0.9) == pytest.approx(18, abs=1)  # errors are uniform up to 20
     assert found.sets(np.array([[0.5, 0.5]]), 0.9) is None
-
-
-def test_few_cases_promise_no_more_than_they_can():
-    found = calibrate("classification", *drawn(6, 12, 2, 1.0), None)
-    assert found is not None
-    assert "0.95" not in found.quantiles  # 19 cases are the fewest
-    assert calibrate("classification", *drawn(6, 5, 2, 1.0), None) is None
-
-
-def test_nothing_is_fitted_on_masks_or_broken_outputs():
-    logits, labels = drawn(7, 50, 2, 1.0)
-    logits[3] = np.nan
-    assert calibrate("classification", logits, labels, None) is None
-    assert calibrate("segmentation", logits, labels, None) is None
 
 
 def test_rounding_keeps_the_promise():
@@ -131,14 +125,11 @@ def test_patients_of_different_sites_with_the_same_number_are_different():
 GREY = Looks(images=10, brightness=(90, 110), contrast=(40, 60), colour=(0, 0))
 
 
-def test_figures_by_hand():
+def test_figures_and_ranges_by_hand():
     image = np.array([[[0, 100]], [[0, 40]], [[60, 100]]], np.uint8)  # two pixels: 0 0 60, and 100 40 100
     assert figures(image) == pytest.approx(
         {"brightness": 50.0, "contrast": np.std([0, 100, 0, 40, 60, 100]), "colour": 60}
     )
-
-
-def test_the_range_of_all_sites_in_whole_grey_levels():
     sets = [np.full((6, 1, 4, 4), 20, np.uint8), np.zeros((0, 1, 4, 4), np.uint8), np.full((5, 1, 4, 4), 33, np.uint8)]
     sets[0][0, 0, 0, 0] = 29  # a mean of 20.56
     looks = looks_of(sets)

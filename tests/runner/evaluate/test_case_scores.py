@@ -60,7 +60,7 @@ def test_every_test_image_is_kept_with_site_patient_label_and_columns(result, ti
     )
 
 
-def test_metrics_from_cases_are_those_of_the_result(result):
+def test_metrics_and_intervals_from_cases_are_those_of_the_result(result):
     cases, metrics = read_cases(result.folder), result.metrics
     found = metrics_of(cases)
     assert found["accuracy"] == pytest.approx(metrics["test"]["accuracy"])
@@ -70,9 +70,6 @@ def test_metrics_from_cases_are_those_of_the_result(result):
     assert found["auc"] == pytest.approx(metrics["test"]["auc"], abs=0.05)  # which is from bins
     for site in cases.sites.tolist():
         assert metrics_of(cases.of_site(site))["accuracy"] == pytest.approx(metrics["per_site"][site]["accuracy"])
-
-
-def test_the_result_has_intervals_by_patient_and_calibration(result):
     intervals = result.metrics["intervals"]
     assert intervals["unit"] == "patient"
     assert intervals["split"] == "test"
@@ -83,9 +80,6 @@ def test_the_result_has_intervals_by_patient_and_calibration(result):
     cases = read_cases(result.folder)
     again = intervals_of(cases, ("test", ""))
     assert again["brier"].low == pytest.approx(intervals["pooled"]["brier"]["low"])
-
-
-def test_few_patients_have_no_interval(result):
     cases = read_cases(result.folder)
     few = cases.take(np.flatnonzero(np.isin(cases.patients, np.unique(cases.patients)[:9])))
     assert intervals_of(few, ("few",)) == {}

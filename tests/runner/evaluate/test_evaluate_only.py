@@ -103,16 +103,13 @@ def test_weights_of_a_network_out_of_a_plug_in_are_scored(study, tmp_path, monke
     assert found["metrics"]["pooled"]["auc"] != pytest.approx(0.5, abs=0.02)
 
 
-def test_classes_of_other_names_are_mapped_for_all_sites_or_for_one(study, trained):
+def test_classes_of_other_names_are_mapped_and_those_that_lack_are_said(study, trained):
     swapped = evaluate(trained.folder, study, label_map=["healthy=diseased", "diseased=healthy"])
     plain = evaluate(trained.folder, study)
     assert swapped["metrics"]["pooled"]["accuracy"] == pytest.approx(1 - plain["metrics"]["pooled"]["accuracy"])
     of_one = evaluate(trained.folder, study, label_map=["site-1:healthy=diseased", "site-1:diseased=healthy"])
     assert of_one["metrics"]["per_site"]["site-2"] == plain["metrics"]["per_site"]["site-2"]
     assert of_one["metrics"]["per_site"]["site-1"] != plain["metrics"]["per_site"]["site-1"]
-
-
-def test_sites_that_lack_a_class_are_said_so(study, trained):
     found = evaluate(trained.folder, study, label_map=["site-1:healthy=-"])
     assert found["notes"] == ["site 'site-1' has no image of healthy"]
     assert "auc" not in found["metrics"]["per_site"]["site-1"]
@@ -185,7 +182,7 @@ def test_two_models_are_compared_at_simulated_sites(study, trained, tmp_path):
         run(as_question(study, "evaluate", model__weights=model, method__against=str(damaged)), tmp_path / "other")
 
 
-def test_sites_tell_counts_and_nothing_is_trained(study, trained):
+def test_sites_tell_counts_and_a_secure_sum_only_their_totals(study, trained):
     found = inspect_federated(study)
     info = trained.values
     assert sum(found["total"]["labels"]) == found["total"]["splits"][0] == 63
@@ -194,9 +191,6 @@ def test_sites_tell_counts_and_nothing_is_trained(study, trained):
     assert found["total"]["sides"][0] == found["total"]["spacings"][-1] == 63  # drawn at 28 px, without millimetres
     assert set(found["ks"]) == {"intensities", "sides", "spacings"}
     assert draw_inspection(found, "tiny").axes
-
-
-def test_a_secure_sum_tells_the_same_totals_only(study):
     openly = inspect_federated(study)
     secretly = inspect_federated(study.with_settings({"federation.sum": "secure"}))
     assert secretly["total"] == openly["total"]
@@ -242,9 +236,6 @@ def test_shapley_values_of_games_known_from_books():
     found = {name: one.value for name, one in exact_shares("abc", glove).items()}
     assert found == pytest.approx({"a": 1 / 6, "b": 1 / 6, "c": 4 / 6})
     assert leave_one_out("abc", glove) == {"a": 0, "b": 0, "c": 1}
-
-
-def test_sampled_values_have_intervals_around_the_exact_ones():
     found = sampled_shares("abc", glove, 400, np.random.default_rng(0))
     for name, exact in {"a": 1 / 6, "b": 1 / 6, "c": 4 / 6}.items():
         assert found[name].value == pytest.approx(exact, abs=0.1)

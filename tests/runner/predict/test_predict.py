@@ -274,7 +274,7 @@ def test_a_missing_set_is_explained_on_stderr(joined, pngs, tmp_path, capsys):
     assert said(tmp_path, "--coverage", "0.95") == wanted
 
 
-def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):
+def test_models_without_a_part_or_of_each_site_say_so(joined, tmp_path, tiny, undisturbed):
     """As a coordinator gets it from deployed sites with batch-norm layers, or whole models, of their own."""
     with safe_open(joined.folder / "model.safetensors", "pt") as file:
         card = Card.model_validate_json(file.metadata()["polyclinic"])
@@ -282,9 +282,6 @@ def test_a_model_of_which_the_sites_kept_a_part_says_so(joined, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(model_file({}, card))
     with pytest.raises(BadInput, match=r"lacks \d+ tensors .* predict at a site"):
         load_predictor(tmp_path)
-
-
-def test_personal_models_want_a_name(tiny, undisturbed):
     folder = undisturbed(tiny("standalone")).folder
     with pytest.raises(BadInput, match=r"each site has a model of its own .* site-1, site-2, site-3"):
         load_predictor(folder)

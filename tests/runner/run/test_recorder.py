@@ -51,16 +51,13 @@ def test_the_file_says_who_works_and_is_gone_at_the_end(tiny, tmp_path, always, 
     assert not (folder / FILE).exists()
 
 
-def test_it_is_written_now_and_then_only(tmp_path):
+def test_the_live_file_is_written_now_and_then_and_anothers_is_kept(tmp_path):
     shown = LiveFile(tmp_path, Display())
     shown._write(round=1)
     before = (tmp_path / FILE).read_text()
     for _ in range(50):
         shown.asking("train", ["site-1"])
     assert (tmp_path / FILE).read_text() == before
-
-
-def test_a_run_in_the_way_keeps_its_file(tmp_path):
     (tmp_path / FILE).write_text("another run's")
     LiveFile(tmp_path, Display()).remove()
     assert (tmp_path / FILE).read_text() == "another run's"
@@ -141,9 +138,6 @@ def test_a_run_stops_when_its_patience_is_at_an_end(undisturbed, tiny):
     short = undisturbed(tiny("fedavg", {"optimizer.lr": 0.5}, rounds=8, patience=2))
     assert short["rounds"] == stop == len(history(short))
     assert [line["validation"] for line in history(short)] == [line["validation"] for line in history(whole)][:stop]
-
-
-def test_patience_waits_for_the_next_score(undisturbed, tiny):
     rare = {"optimizer.lr": 0.5, "evaluation.every": 3}
     result = undisturbed(tiny("fedavg", rare, rounds=8, patience=1))
     whole = history(undisturbed(tiny("fedavg", rare, rounds=8)))

@@ -45,7 +45,7 @@ def test_a_folder_without_a_result_is_refused(tmp_path, content, words):
         Result.open(tmp_path)
 
 
-def test_the_history_has_a_row_for_each_round(result):
+def test_the_history_has_a_row_for_each_round_with_and_without_pandas(result, monkeypatch):
     frame = result.history
     lines = [json.loads(text) for text in (result.folder / "history.jsonl").read_text().splitlines()]
     assert list(frame["round"]) == [1, 2, 3]
@@ -53,9 +53,6 @@ def test_the_history_has_a_row_for_each_round(result):
     assert frame["validation_accuracy"][1] == lines[1]["validation"]["pooled"]["accuracy"]
     assert frame["validation_accuracy/site-2"][2] == lines[2]["validation"]["per_site"]["site-2"]["accuracy"]
     assert list(frame["failed"]) == ["", "", ""]
-
-
-def test_without_pandas_it_is_a_list(result, monkeypatch):
     real = builtins.__import__
 
     def without_pandas(name, *rest, **more):
@@ -67,12 +64,23 @@ def test_without_pandas_it_is_a_list(result, monkeypatch):
     assert [row["round"] for row in result.history] == [1, 2, 3]
 
 
-def test_rounds_that_were_not_scored_and_sites_that_failed(tmp_path):
+def test_histories_and_sites_of_few_images_by_hand(tmp_path):
     line = {"round": 1, "validation": None, "failed": {"b": "gone", "a": "gone"}, "total_bytes": 5, "seconds": 1.0}
     (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
     expected = {"round": 1, "seconds": 1.0, "total_bytes": 5, "failed": "a, b"}
     assert history_rows(tmp_path / "history.jsonl") == [expected]
     assert history_rows(tmp_path / "none.jsonl") == []
+    known = {"north": {"train": 50, "test": 30}, "west": {"train": 9, "test": 2}, "east": {"train": 5}}
+    counts = image_counts({"data": {"counts": known}}, "test")
+    assert counts == {"north": 30, "west": 2}
+    assert image_counts({"data": {}}, "test") == {}  # sites that keep their numbers
+    assert few_images(counts, ["north", "west", "east"]).startswith(
+        "fewer than 10 images at west (2): one image decides"
+    )
+    assert few_images(counts, ["north", "east"]) == ""
+    assert few_images({"north": 30, "west": 0}, ["north"]) == "no row for west: none of these images is theirs"
+    many = {f"site-{number}": 3 for number in range(8)}
+    assert "site-4 (3) and 3 more sites:" in few_images(many, many)
 
 
 def test_the_model_says_what_predict_says(result, images, tmp_path):
@@ -121,17 +129,3 @@ def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
     (tmp_path / "history.jsonl").write_text(line + "\n")
     with pytest.raises(Damaged, match=r"history\.jsonl, line 1"):
         history_rows(tmp_path / "history.jsonl")
-
-
-def test_sites_with_few_images_are_named():
-    known = {"north": {"train": 50, "test": 30}, "west": {"train": 9, "test": 2}, "east": {"train": 5}}
-    counts = image_counts({"data": {"counts": known}}, "test")
-    assert counts == {"north": 30, "west": 2}
-    assert image_counts({"data": {}}, "test") == {}  # sites that keep their numbers
-    assert few_images(counts, ["north", "west", "east"]).startswith(
-        "fewer than 10 images at west (2): one image decides"
-    )
-    assert few_images(counts, ["north", "east"]) == ""
-    assert few_images({"north": 30, "west": 0}, ["north"]) == "no row for west: none of these images is theirs"
-    many = {f"site-{number}": 3 for number in range(8)}
-    assert "site-4 (3) and 3 more sites:" in few_images(many, many)

@@ -82,7 +82,7 @@ def test_the_best_model_is_that_of_its_round(tiny, tmp_path):
     assert last.metrics["test"] == best.metrics["test"]
 
 
-def test_the_same_study_gives_the_same_bits_whatever_the_global_state(tiny, fedavg, tmp_path):
+def test_the_study_alone_decides_the_bits(tiny, fedavg, tmp_path):
     torch.manual_seed(1234)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -91,9 +91,6 @@ def test_the_same_study_gives_the_same_bits_whatever_the_global_state(tiny, feda
     torch.set_num_threads(threads)
     assert left == 2
     assert_same_run(tmp_path / "again", fedavg.folder)
-
-
-def test_another_seed_gives_another_model_on_the_same_images(tiny, fedavg, tmp_path):
     study = tiny("fedavg").model_copy(update={"seed": 1})
     other = run(study, tmp_path / "other")
     assert other["weights_sha256"] != fedavg["weights_sha256"]

@@ -35,7 +35,7 @@ def fedavg(tiny, undisturbed):
     return undisturbed(tiny("fedavg", volumes(), rounds=2, local_epochs=2))
 
 
-def test_a_run_scores_structures_in_millimetres_by_case_and_site(fedavg):
+def test_a_run_scores_structures_and_its_model_and_report_know_them(fedavg):
     scores = fedavg.metrics["test"]
     assert {"dice", "dice_whole", "dice_core", "dice_enhancing", "hd95_whole", "surface_dice_core"} <= scores.keys()
     cases = read_cases(fedavg.folder)
@@ -48,6 +48,20 @@ def test_a_run_scores_structures_in_millimetres_by_case_and_site(fedavg):
     assert (true[0] >= true[1]).all()
     assert predicted.shape == true.shape
     assert set(fedavg.metrics["per_site"]) == {"site-1", "site-2"}
+    done = CliRunner().invoke(app, ["report", str(fedavg.folder)])
+    assert done.exit_code == 0, done.output
+    text = (fedavg.folder / "report.html").read_text(encoding="utf-8")
+    assert "Worst, middle and best cases" in text
+    for chart in ("Dice", "HD95 (mm)", "predicted - true volume (ml)"):
+        assert f"{chart} by structure and site" in text
+    assert "pixels" not in text
+    assert "Of a volume there are three planes" in text
+    content = (fedavg.folder / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int(np.frombuffer(content[:8], np.int64)[0])])
+    volume = json.loads(header["__metadata__"]["polyclinic"])["volume"]
+    assert volume["channels"] == ["flair", "t1", "t1ce", "t2"]
+    assert volume["structures"]["core"] == [2, 3]
+    assert volume["preparation"]["normalise"] == "each case"
 
 
 @pytest.mark.parametrize(
@@ -101,26 +115,6 @@ def test_two_processes_and_one_give_the_same_weights(fedavg, tiny, undisturbed):
     known = [json.loads((one.folder / "result.json").read_text()) for one in (fedavg, again)]
     assert known[0]["failures"] == known[1]["failures"] == []
     assert known[0]["weights_sha256"] == known[1]["weights_sha256"]
-
-
-def test_the_report_shows_planes_with_both_outlines(fedavg):
-    done = CliRunner().invoke(app, ["report", str(fedavg.folder)])
-    assert done.exit_code == 0, done.output
-    text = (fedavg.folder / "report.html").read_text(encoding="utf-8")
-    assert "Worst, middle and best cases" in text
-    for chart in ("Dice", "HD95 (mm)", "predicted - true volume (ml)"):
-        assert f"{chart} by structure and site" in text
-    assert "pixels" not in text
-    assert "Of a volume there are three planes" in text
-
-
-def test_the_model_file_knows_channels_structures_and_preparation(fedavg):
-    content = (fedavg.folder / "model.safetensors").read_bytes()
-    header = json.loads(content[8 : 8 + int(np.frombuffer(content[:8], np.int64)[0])])
-    volume = json.loads(header["__metadata__"]["polyclinic"])["volume"]
-    assert volume["channels"] == ["flair", "t1", "t1ce", "t2"]
-    assert volume["structures"]["core"] == [2, 3]
-    assert volume["preparation"]["normalise"] == "each case"
 
 
 def save_case(folder, name, raw, channels):
