@@ -16,18 +16,21 @@ def numbers(rng: torch.Generator | np.random.Generator, count: int = 4) -> list[
     return rng.integers(2**62, size=count).tolist()
 
 
-def test_an_address_draws_what_it_always_drew():
+def test_addresses_draw_what_they_drew_and_do_not_run_together():
     address = (0, "site-1", "batches", 1)
     assert seed_of(*address) == 1323002758928217176
     assert numbers(torch_rng(*address), 2) == [63501525907259999, 4134317757524365035]
     assert numbers(numpy_rng(*address), 2) == [1053145969953559404, 1670557255236428994]
     assert torch_rng(*address).initial_seed() == seed_of(*address)
-
-
-def test_parts_of_an_address_do_not_run_together():
     addresses = [("a", "b"), ("ab",), ("a", "b", ""), (1, "b"), ("1", "b"), ("a", 11), ("a1", 1)]
     assert len({tuple(numbers(torch_rng(*address))) for address in addresses}) == len(addresses)
     assert len({tuple(numbers(numpy_rng(*address))) for address in addresses}) == len(addresses)
+    one, other = colliding_addresses()
+    assert seed_of(*one) != seed_of(*other)
+    by_seed = [torch.Generator().manual_seed(seed_of(*address)) for address in (one, other)]
+    assert numbers(by_seed[0]) == numbers(by_seed[1])  # what is to be avoided
+    for make in (torch_rng, numpy_rng, lambda *address: device_rng(CPU, *address)):
+        assert not set(numbers(make(*one))) & set(numbers(make(*other)))
 
 
 def colliding_addresses() -> list[tuple]:
@@ -39,15 +42,6 @@ def colliding_addresses() -> list[tuple]:
         if found != address:
             return [found, address]
     raise AssertionError("no pair among 200,000 addresses")
-
-
-def test_streams_differ_where_32_bits_of_the_seed_are_the_same():
-    one, other = colliding_addresses()
-    assert seed_of(*one) != seed_of(*other)
-    by_seed = [torch.Generator().manual_seed(seed_of(*address)) for address in (one, other)]
-    assert numbers(by_seed[0]) == numbers(by_seed[1])  # what is to be avoided
-    for make in (torch_rng, numpy_rng, lambda *address: device_rng(CPU, *address)):
-        assert not set(numbers(make(*one))) & set(numbers(make(*other)))
 
 
 def initialised(seed: int) -> np.ndarray:
@@ -91,7 +85,7 @@ def test_a_torch_with_another_state_is_refused(monkeypatch):
     randomness._fresh_state.cache_clear()
 
 
-def test_a_stream_looks_uniform_and_normal():
+def test_streams_look_random_and_generators_begin_again():
     """Means over streams, as each address is asked for few numbers: within five standard errors."""
     uniform = torch.stack([torch.rand(8, generator=torch_rng("looks", i)) for i in range(4000)]).double()
     normal = torch.stack([torch.randn(8, generator=torch_rng("looks", i)) for i in range(4000)]).double()
@@ -100,9 +94,6 @@ def test_a_stream_looks_uniform_and_normal():
     assert (normal.var(0) - 1).abs().max() < 5 * (2 / 4000) ** 0.5
     between = torch.corrcoef(uniform.T) - torch.eye(8, dtype=torch.float64)
     assert between.abs().max() < 5 / 4000**0.5
-
-
-def test_a_used_generator_begins_again():
     rng = torch.Generator()
     torch.randn(7, generator=rng)  # leaves a normal number for later
     assert seed_generator(rng, "a") is rng

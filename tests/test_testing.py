@@ -173,9 +173,11 @@ class Forgotten(plugin_everything.OneLayer):
         self.beside = torch.nn.Linear(1, 1)
 
 
-def test_a_backbone_that_breaks_the_contract_is_told_how():
+def test_what_breaks_a_contract_is_told_how():
     with pytest.raises(AssertionError, match="must be in a stage"):
         testing.check_backbone(Forgotten)
+    with pytest.raises(AssertionError, match="loaded from its state"):
+        testing.check_generator(Restart(steps=2))
 
 
 class Restart(plugin_everything.SmallGAN):
@@ -187,11 +189,6 @@ class Restart(plugin_everything.SmallGAN):
         model = super().build(**given)
         model.load = lambda state: None
         return model
-
-
-def test_a_generator_that_breaks_the_contract_is_told_how():
-    with pytest.raises(AssertionError, match="loaded from its state"):
-        testing.check_generator(Restart(steps=2))
 
 
 class Tensors(plugin_everything.LooksAtPrototypes):

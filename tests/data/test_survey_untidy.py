@@ -123,17 +123,14 @@ def test_backslashes_and_a_column_like_patients(tmp_path, capsys):
     assert len(by_hand.prepared(tmp_path / "cache")) == 12
 
 
-def test_a_table_that_fits_some_images_says_how_many(tmp_path):
+def test_tables_of_other_things_are_not_taken_and_fits_are_counted(tmp_path):
     skin = write_findings(tmp_path, lambda number: f"pictures/{number if number < 4 else 100 + number}.png")
     fits = r"\('File name' fits 4 of 12 rows; such as 'pictures/104.png' is not there\)"
     with pytest.raises(BadInput, match=f"no column names images that lie in .*{fits}; it has File name"):
         survey(skin / "findings.csv")
     with pytest.raises(BadInput, match=f"nothing says what they show.*findings.csv is not used: .*{fits}"):
         survey(skin)
-
-
-def test_a_table_of_something_else_is_not_taken(tmp_path):
-    """Its only row names an image by accident; and a label that all share teaches nothing."""
+    # Its only row names an image by accident; and a label that all share teaches nothing.
     for number in range(24):
         draw(tmp_path / "scans" / ("normal", "sick")[number % 2] / f"{number}.png")
     (tmp_path / "scans" / "notes.csv").write_text("day;remark\n1;2\n")

@@ -120,13 +120,10 @@ def test_each_setting_of_a_policy_knows_which_way_is_wider(name, wide, tight):
     assert widened(before, Policy(**{**NARROW, name: tight})) == []
 
 
-def test_a_limit_where_there_was_none_is_narrower_but_for_delta():
+def test_limits_and_settings_that_nobody_thought_of():
     before = Policy().model_dump(mode="json")
     assert widened(before, Policy(max_bytes=10, max_epsilon=8.0, max_scores=3)) == []
     assert widened(before, Policy(max_delta=0.5)) == ["policy.toml: max_delta was without a limit and is now 0.5"]
-
-
-def test_a_setting_that_nobody_thought_of_counts_as_wider():
     before = {**Policy(**NARROW).model_dump(mode="json"), "deployed": "perhaps"}
     assert len(widened(before, Policy(**NARROW))) == 1
     before = Policy(incoming={}).model_dump(mode="json")

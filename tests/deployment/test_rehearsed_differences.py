@@ -231,13 +231,10 @@ def test_statistics_of_a_secure_run_lie_near_those_of_a_simulation(rehearsal, si
         assert "weights" not in kinds
 
 
-def test_no_secret_of_a_sum_lies_in_a_sites_folder(rehearsal, submitted):
+def test_sites_tell_counts_and_no_secret_of_a_sum_lies_in_their_folder(rehearsal, submitted, tmp_path, capsys):
     for state in rehearsal.glob("sites/*/runs/secret/sites/*/state-*.safetensors"):
         assert b'"mask_key"' not in state.read_bytes()
         assert b'"own_seed"' not in state.read_bytes()
-
-
-def test_sites_tell_counts(rehearsal, tmp_path, capsys):
     picture = tmp_path / "sites.png"
     asked = ["deploy", "inspect", str(EXAMPLE), "-d", str(rehearsal), "--within", "900", "--picture", str(picture)]
     assert run_app([*asked, *flags({"engine.silence": 600.0})]) == 0

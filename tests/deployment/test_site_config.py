@@ -204,10 +204,14 @@ def test_studies_that_are_not_for_this_site_are_refused(kit, data, where, words)
         host_of(kit, study, **where)
 
 
-def test_another_version_of_the_package_is_refused():
+def test_versions_plugins_and_images_that_are_elsewhere(tmp_path):
     order = {"version": "0.0.1", "study": sent().as_tables(), "run": "a", "resume": False}
     with pytest.raises(BadInput, match=f"this site has polyclinic {polyclinic.__version__} and the coordinator 0.0.1"):
         relay_of(order, "north", None)
+    study, _ = study_with_a_plugin(tmp_path)
+    assert Submission(study, "first").job_spec()["study"]["plugins"] == ["mine.py"]
+    with pytest.raises(BadInput, match="polyclinic deploy"):
+        AtSites().load()
 
 
 PLUGIN = """
@@ -259,11 +263,6 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     sha256 = hashlib.sha256((kit / "local" / "ours.py").read_bytes()).hexdigest()
     kept = json.loads((host.spec.folder / "plugins.json").read_text())
     assert kept == {"plugins": {}, "installed": {}, "listed": {"ours.py": sha256}}
-
-
-def test_what_is_sent_names_plugins_without_their_place(tmp_path):
-    study, _ = study_with_a_plugin(tmp_path)
-    assert Submission(study, "first").job_spec()["study"]["plugins"] == ["mine.py"]
 
 
 def test_an_installed_package_counts_at_a_site_only_if_it_is_listed(kit, tmp_path, monkeypatch):
@@ -375,8 +374,3 @@ def test_a_site_tells_statistics_where_the_study_asks_for_them(kit):
     plain = host_of(kit, study, run="plain")
     with pytest.raises(LookupError, match="has no operation 'give_statistics'"):
         plain.handle(Call("north", "give_statistics", 1, {"weights": weights}))
-
-
-def test_images_at_sites_cannot_be_loaded_here():
-    with pytest.raises(BadInput, match="polyclinic deploy"):
-        AtSites().load()

@@ -208,15 +208,6 @@ def test_the_deadline_is_named_and_work_that_was_given_up_is_ended():
     assert federation.workers["a"][0].killed.is_set()
 
 
-def test_one_lost_site_does_not_hold_up_the_others():
-    def wire(site, what):
-        if site == "b":
-            raise TimeoutError("lost on the way")
-
-    answers = Federation("a", "b", "c", wire=wire, patience=LOST_SOON).ask("a", "b", "c")
-    assert [bool(answer) for answer in answers] == [True, False, True]
-
-
 def test_a_site_that_is_stopped_is_lost_at_once():
     """It answers whoever waits, and says at the coordinator that it leaves; nobody waits for `engine.silence`."""
     ends = threading.Event()
@@ -267,11 +258,24 @@ def test_a_job_that_nvflare_ended_is_no_failure_of_a_site():
         federation.ask("a")
 
 
-def test_an_absent_site_is_a_failure_at_once():
+def test_failing_and_absent_sites_are_failures_at_once():
     engine = NVFlare({"a": None}, patience=Patience(), simulation=False, durable=lambda: None)
     [failure] = engine.call([Call("a", "train", 1)])
     assert failure.reason == "is not connected"
     assert engine.lost == {"a"}
+
+    def wire(site, what):
+        raise RuntimeError("the site has no idea")
+
+    [failure] = Federation("a", wire=wire).ask("a")
+    assert failure.reason == "RuntimeError: the site has no idea"
+
+    def wire(site, what):
+        if site == "b":
+            raise TimeoutError("lost on the way")
+
+    answers = Federation("a", "b", "c", wire=wire, patience=LOST_SOON).ask("a", "b", "c")
+    assert [bool(answer) for answer in answers] == [True, False, True]
 
 
 def test_sites_hear_with_the_next_call_what_is_durable():
@@ -282,14 +286,6 @@ def test_sites_hear_with_the_next_call_what_is_durable():
     federation.ask("a")
     federation.ask("a")
     assert federation.workers["a"][0].durable == [{"a": [1, 1]}]
-
-
-def test_a_site_that_raises_is_a_failure():
-    def wire(site, what):
-        raise RuntimeError("the site has no idea")
-
-    [failure] = Federation("a", wire=wire).ask("a")
-    assert failure.reason == "RuntimeError: the site has no idea"
 
 
 def test_a_job_brings_no_code(tmp_path):
@@ -414,7 +410,7 @@ def test_a_site_keeps_no_more_of_a_call_than_any_call_has(monkeypatch):
         relay.handle("piece", pack({"call": "d", "index": 0}, [bytes(1001)]))
 
 
-def test_weights_that_a_site_has_do_not_travel_again():
+def test_weights_travel_once_until_others_replace_them():
     federation = Federation("a", "b")
     same = weights(5000)
     for number in range(3):
@@ -423,9 +419,6 @@ def test_weights_that_a_site_has_do_not_travel_again():
             assert torch.equal(answer.weights["w"], torch.arange(5000.0))
         came = sum(length for site, what, length in federation.sent if site == "a" and what in ("piece", "run"))
         assert (came > 20_000) is (number == 0)
-
-
-def test_other_weights_travel_and_replace_those_that_were_kept():
     federation = Federation("a")
     other = {"weights": Parcel("weights", {"w": torch.ones(5000)})}
     for parcels in (weights(5000), other, weights(5000), other, other):

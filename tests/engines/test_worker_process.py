@@ -172,7 +172,7 @@ def test_a_killed_worker_is_not_waited_for_even_if_its_pipe_stays_open(tmp_path,
         worker.kill()
 
 
-def test_frames_of_any_size_pass_a_pipe():
+def test_frames_pass_a_pipe_whole_or_end_it():
     read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     messages = [b"", b"x", os.urandom(65536), os.urandom(3_000_001)]
 
@@ -187,9 +187,6 @@ def test_frames_of_any_size_pass_a_pipe():
     thread.join()
     assert read_frame(read) is None
     read.close()
-
-
-def test_a_frame_cut_short_is_the_end_of_the_stream():
     read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     write.write((100).to_bytes(8, "little") + b"too short")
     write.close()

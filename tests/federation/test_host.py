@@ -128,14 +128,6 @@ def train(host, values=NUMBERS):
     return host.handle(Call("a", "train", 1, {"weights": Parcel("weights", {"w": values})}))
 
 
-def test_the_bytes_of_what_is_shared_of_a_model():
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    shared = SimpleNamespace(model=model, local_names=frozenset({"1.running_mean", "1.num_batches_tracked"}))
-    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2)
-    shared.local_names = frozenset()
-    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2 + 2) + 8
-
-
 class Watched(SimpleNamespace):
     """A trainer that tells what a host asked of it."""
 
@@ -181,9 +173,14 @@ def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
         assert told[0].digest == left.digest
 
 
-def test_no_nan_hides_in_a_sum(tmp_path):
+def test_sums_and_bytes_of_what_is_shared(tmp_path):
     with pytest.raises(GateRefused, match="holds NaN or infinity"):
         train(make(tmp_path, federation=Federated(sum="integer")), NUMBERS * torch.nan)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    shared = SimpleNamespace(model=model, local_names=frozenset({"1.running_mean", "1.num_batches_tracked"}))
+    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2)
+    shared.local_names = frozenset()
+    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2 + 2) + 8
 
 
 def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):

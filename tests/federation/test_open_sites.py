@@ -313,7 +313,7 @@ def test_a_changed_byte_gives_a_message_or_is_rejected(place, change):
             type(message).from_bytes(bytes(data))
 
 
-def test_a_message_keeps_its_heads_and_the_only_weights_as_base():
+def test_messages_keep_heads_and_replies_give_tensors_by_kind():
     anchor, head = Anchor(2, "d", "s", "c"), Head(3, "e", "t")
     assert Call.from_bytes(Call("a", "train", 1, anchor=anchor).to_bytes()).anchor == anchor
     assert Call.from_bytes(CALL.to_bytes()).anchor is None
@@ -327,18 +327,15 @@ def test_a_message_keeps_its_heads_and_the_only_weights_as_base():
     statistics = Parcel("statistics", {"s": torch.ones(1)})
     assert base_of({"statistics": statistics, "weights": PARCEL}) is PARCEL.tensors
     assert base_of({"weights": PARCEL, "front": other}) == base_of({"statistics": statistics}) == base_of({}) == {}
-
-
-@pytest.mark.parametrize("names", [[], ["weights", "more"], [3], ["weights", "weights"]])
-def test_a_call_names_each_of_its_parcels_once(names):
-    with pytest.raises(ParcelRejected, match="its parcels are not those that its header names"):
-        Call.from_bytes(pack(HEADER | {"parcels": names}, [PARCEL.encoded]))
-
-
-def test_a_reply_gives_tensors_by_kind_and_says_what_is_missing():
     reply = Reply("a", (PARCEL, Parcel("synthetic-images", {"x": torch.zeros(1)}, {"steps": 2})))
     assert reply.synthetic_images["x"].tolist() == [0]
     assert reply.metadata == {"samples": 3, "steps": 2}
     assert copy.copy(reply).weights["w"].tolist() == [1, 1]  # a copy is asked for names while it is still empty
     with pytest.raises(MissingParcel, match="site 'a' released no parcel of kind 'latents'"):
         reply.latents  # noqa: B018
+
+
+@pytest.mark.parametrize("names", [[], ["weights", "more"], [3], ["weights", "weights"]])
+def test_a_call_names_each_of_its_parcels_once(names):
+    with pytest.raises(ParcelRejected, match="its parcels are not those that its header names"):
+        Call.from_bytes(pack(HEADER | {"parcels": names}, [PARCEL.encoded]))

@@ -39,6 +39,13 @@ def test_the_head_is_that_of_ridge_regression_by_hand():
     penalty, head = solve(one_round.moments(features.astype(np.float32), torch.from_numpy(targets)), 0.3)
     assert penalty == 0.3
     assert np.allclose(head, ridge_by_hand(features, targets, 0.3), atol=2e-3)
+    # Two values that are 8 steps apart have a deviation of 4 steps, 9 one of 4.5.
+    steps = np.array([[0, 0, 0], [8, 9, 9000]] * 20) * RESOLUTION
+    targets = torch.arange(40).double()[:, None] % 2
+    _, head = solve(one_round.moments(steps.astype(np.float32), targets), 0.1)
+    assert head[1].tolist() == [0.0]
+    assert float(head[2]) > 1
+    assert 0 < float(head[3]) < 1
 
 
 def test_one_hundred_partitions_of_images_give_one_head():
@@ -63,15 +70,12 @@ def test_one_hundred_partitions_of_images_give_one_head():
     assert len(digests) == 1
 
 
-def test_the_released_model_is_the_same_for_any_sites(tiny_run):
+def test_the_released_model_is_the_same_for_any_sites_and_only_upper_triangles_leave(tiny_run):
     spreads = [{"partition": "iid", "count": count} for count in (1, 2, 5)]
     spreads.append({"partition": "label-skew", "count": 3, "target_ks": 0.4})
     runs = [tiny_run({"name": "analytic", "numbers": 20}, **{**AGES, "sites": sites}) for sites in spreads]
     assert len({run["weights_sha256"] for run in runs}) == 1
     assert len({run["communication"]["total_bytes"] for run in runs}) > 1
-
-
-def test_only_upper_triangles_leave_as_statistics_and_small_sites_are_told(tiny_run):
     result = tiny_run({"name": "analytic", "numbers": 30}, **AGES)
     sent = result["communication"]["by_kind"]["statistics"]
     numbers = 3 * (31 * 32 // 2 + 31 + 1)
@@ -110,7 +114,7 @@ def test_an_encoder_from_outside_is_a_backbone(tiny_run, monkeypatch, method):
     assert result.weights()["fc.weight"].shape == (1, 6)
 
 
-def test_where_no_penalty_can_be_scored_and_sums_of_too_many_images():
+def test_penalties_that_cannot_be_scored_or_believed():
     """Of one image all degrees of freedom are used up."""
     assert best_penalty(torch.ones(1), torch.ones(1, 1), 1.0, 1) == PENALTIES[-1] == 100
     assert len(PENALTIES) == 33
@@ -122,6 +126,29 @@ def test_where_no_penalty_can_be_scored_and_sums_of_too_many_images():
     assert (sums(one_round.MOST_IMAGES - 3) + sums(3)).count == one_round.MOST_IMAGES
     with pytest.raises(WorkFailed, match="can overflow"):
         sums(one_round.MOST_IMAGES - 3) + sums(4)
+    # Five features of six images: with next to no penalty the head passes through all targets.
+    rng = numpy_rng("interpolation")
+    rows = rng.standard_normal((6, 5))
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    goal = rng.standard_normal((6, 1))
+    goal -= goal.mean(0)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 6))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 6)
+    chosen = best_penalty(values, turned, float((goal**2).mean()) - 1e-12, 6)  # as rounding leaves it
+    freedom = float((values / (values + chosen)).sum()) + 1
+    assert freedom / 6 < 0.99
+
+    def sums(count):
+        return SimpleNamespace(count=count)
+
+    most = 10 * 7 + 100  # ten times as many, and a hundred more
+    failed = []
+    federation = SimpleNamespace(note_failures=failed.extend)
+    train = {site: sums(7) for site in ("north", "south", "west")}
+    held_out = {"north": sums(most), "south": sums(most + 1), "west": sums(1)}
+    assert within_training(federation, train, held_out).keys() == {"north", "west"}
+    assert [failure.site for failure in failed] == ["south"]
+    assert f"{most + 1} validation images beside 7 training images" in failed[0].reason
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -140,41 +167,3 @@ def test_the_penalty_has_the_lowest_score_of_cross_validation(number):
     values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / count))
     turned = vectors.T @ torch.from_numpy(rows.T @ goal / count)
     assert best_penalty(values, turned, float((goal**2).sum() / count), count) == min(PENALTIES, key=score)
-
-
-def test_a_penalty_that_leaves_no_freedom_is_not_scored():
-    """Five features of six images: with next to no penalty the head passes through all targets."""
-    rng = numpy_rng("interpolation")
-    rows = rng.standard_normal((6, 5))
-    rows = (rows - rows.mean(0)) / rows.std(0)
-    goal = rng.standard_normal((6, 1))
-    goal -= goal.mean(0)
-    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 6))
-    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 6)
-    chosen = best_penalty(values, turned, float((goal**2).mean()) - 1e-12, 6)  # as rounding leaves it
-    freedom = float((values / (values + chosen)).sum()) + 1
-    assert freedom / 6 < 0.99
-
-
-def test_a_feature_that_varies_less_than_four_steps_of_rounding_is_left_out():
-    """Two values that are 8 steps apart have a deviation of 4 steps, 9 one of 4.5."""
-    steps = np.array([[0, 0, 0], [8, 9, 9000]] * 20) * RESOLUTION
-    targets = torch.arange(40).double()[:, None] % 2
-    _, head = solve(one_round.moments(steps.astype(np.float32), targets), 0.1)
-    assert head[1].tolist() == [0.0]
-    assert float(head[2]) > 1
-    assert 0 < float(head[3]) < 1
-
-
-def test_far_more_validation_images_than_training_images_are_not_believed():
-    def sums(count):
-        return SimpleNamespace(count=count)
-
-    most = 10 * 7 + 100  # ten times as many, and a hundred more
-    failed = []
-    federation = SimpleNamespace(note_failures=failed.extend)
-    train = {site: sums(7) for site in ("north", "south", "west")}
-    held_out = {"north": sums(most), "south": sums(most + 1), "west": sums(1)}
-    assert within_training(federation, train, held_out).keys() == {"north", "west"}
-    assert [failure.site for failure in failed] == ["south"]
-    assert f"{most + 1} validation images beside 7 training images" in failed[0].reason

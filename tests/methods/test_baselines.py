@@ -55,14 +55,11 @@ def test_fedopt_by_hand(name):
     assert two_rounds(method) == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_fedopt_with_momentum_alone_is_fedavgm_and_feddyn_by_hand():
+def test_feddyn_and_momentum_by_hand():
     """(1 - beta) d instead of d: with lr / (1 - beta) the steps are those of FedAvgM."""
     ours = two_rounds(METHODS["fedopt"](server_optimizer="sgd", server_lr=2.0, beta1=0.5))
     assert ours == pytest.approx(two_rounds(METHODS["fedavgm"](beta=0.5, server_lr=1.0)))
-
-
-def test_the_coordinator_of_feddyn_by_hand():
-    """h = -alpha / K * sum of changes; w = mean - h / alpha. Two sites move by 1 and 3, one of them in round 2."""
+    # h = -alpha / K * sum of changes; w = mean - h / alpha. Two sites move by 1 and 3, one of them in round 2.
     method, state = METHODS["feddyn"](alpha=0.5), State(weights={"weight": torch.tensor([0.0])})
     state.weights = method.combine(coordinator(), state, [reply("a", 1, weight=[1.0]), reply("b", 9, weight=[3.0])])
     assert float(state.h["weight"]) == -0.5 / 2 * (1 + 3)
@@ -134,15 +131,12 @@ def test_scaffold_begins_as_fedavg_of_equal_weights(tiny_run, option):
     assert_not_same(tiny_run({"name": "scaffold", "option": option}, **PLAIN), more)
 
 
-def test_scaffold_of_one_full_batch_step_is_fedsgd_of_equal_weights(tiny_run):
+def test_scaffold_of_plain_steps_is_the_papers_formula(tiny_run):
     """Each step is along g_k - c_k + c, and the mean of c_k is c: what remains of the mean is that of the gradients."""
     full = {**PLAIN, "optimizer": {**PLAIN["optimizer"], "batch_size": 1000}}
     ours = tiny_run({"name": "scaffold", "rounds": 3, "local_steps": 1}, **full).weights()
     assert_close(ours, tiny_run({"name": "fedsgd", "rounds": 3, "weighting": "uniform"}, **full).weights())
-
-
-def test_option_two_is_the_papers_formula_for_plain_steps(tiny_run):
-    """One site, one round: its control is c_k - c + (x - y) / (K lr), with x before and y after K = 3 steps."""
+    # One site, one round: its control is c_k - c + (x - y) / (K lr), with x before and y after K = 3 steps.
     alone = {"sites": {"partition": "iid", "count": 1}, **PLAIN}
     result = tiny_run({"name": "scaffold", "rounds": 1, "local_steps": 3}, **alone)
     [state] = (result.folder / "sites" / "site-1").glob("state-*.safetensors")
@@ -152,18 +146,12 @@ def test_option_two_is_the_papers_formula_for_plain_steps(tiny_run):
         torch.testing.assert_close(kept[f"control/{name}"], by_formula, rtol=1e-2, atol=1e-4)
 
 
-def test_in_a_first_round_the_last_model_is_the_common_one(tiny_run):
+def test_ditto_and_fine_tuning_without_their_term_are_plain(tiny_run):
     """Both similarities are alike, and their difference has no gradient; what is left is rounding."""
     group = {"model": {"norm": "group"}}
     ours = tiny_run({"name": "moon", "mu": 5.0, "rounds": 1}, **group).weights()
     assert_close(ours, tiny_run({"name": "fedavg", "rounds": 1}, **group).weights())
 
-
-def of_sites(result, name):
-    return [tensor for key, tensor in result.weights().items() if key.endswith(f"/{name}")]
-
-
-def test_ditto_without_pull_is_standalone_beside_fedavg(tiny_run):
     def left(result):
         return [line["digest"] for line in lines_of(result, "site-2") if line["kind"] == "weights"]
 
@@ -173,9 +161,6 @@ def test_ditto_without_pull_is_standalone_beside_fedavg(tiny_run):
     common, held = tiny_run({"name": "fedavg"}), tiny_run({"name": "ditto", "strength": 1.0})
     assert left(ours) == left(common) == left(held)  # what left is what leaves in FedAvg
     assert held["weights_sha256"] != ours["weights_sha256"]
-
-
-def test_fine_tuning_of_no_steps_is_fedavg(tiny_run):
     selected = {"evaluation": {"every": 1, "select": "best"}}
     common = tiny_run({"name": "fedavg", "rounds": 3}, **selected).weights()
     ours = tiny_run({"name": "finetune", "tuning_steps": 0, "rounds": 3}, **selected)
@@ -185,14 +170,15 @@ def test_fine_tuning_of_no_steps_is_fedavg(tiny_run):
     tuned = tiny_run({"name": "finetune", "tuning_steps": 2, "rounds": 3}, **selected)
     assert not torch.equal(*of_sites(tuned, "fc.bias")[:2])
     assert {kind for kinds in kinds_of(tuned).values() for kind in kinds} == {"weights", "metrics"}
-
-
-def test_fedper_of_earlier_layers_keeps_more_at_the_sites(tiny_run):
     last = tiny_run({"name": "fedper"})["communication"]["total_bytes"]
     early = tiny_run({"name": "fedper", "personal_after": "conv1"})["communication"]["total_bytes"]
     assert early < last
     with pytest.raises(BadInput, match=r"method\.personal_after: small-cnn has no cut 'nose'; choose one of conv1"):
         tiny_run({"name": "fedper", "personal_after": "nose"})
+
+
+def of_sites(result, name):
+    return [tensor for key, tensor in result.weights().items() if key.endswith(f"/{name}")]
 
 
 @pytest.mark.parametrize("method", [name for name in NEW if name != "moon"])

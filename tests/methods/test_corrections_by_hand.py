@@ -30,22 +30,19 @@ def corrected(plan, weights, gradients=ONES):
     return correction.change(gradients, {"w": torch.tensor(weights)}, correction.given, correction.state)
 
 
-def test_fedprox_pulls_weights_back_to_the_start():
+def test_corrections_pull_and_weigh_by_hand():
     plan = next(FedProx(mu=0.5).train(site_with_state("a"), START))
     assert plan.start == START
     assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 2]  # 1 + 0.5 (w - 1)
     elsewhere = next(FedProx(mu=0.5).train(site_with_state("a"), {"other": torch.zeros(2)}))
     assert corrected(elsewhere, [1.0, 3.0])[0]["w"].tolist() == [1, 1]  # a layer that stays at the site
+    assert local_training.class_weights(torch.tensor([0, 0, 0, 2]), 3).tolist() == pytest.approx([4 / 6, 0, 2])
+    assert local_training.class_weights(torch.tensor([1.0, 1.0]), 2).tolist() == [0, 1]
 
 
 def own_model(result):
     """The model of the only site."""
     return {name.removeprefix("site-1/"): tensor for name, tensor in result.weights().items()}
-
-
-def test_weights_of_classes_are_inverse_to_their_frequency():
-    assert local_training.class_weights(torch.tensor([0, 0, 0, 2]), 3).tolist() == pytest.approx([4 / 6, 0, 2])
-    assert local_training.class_weights(torch.tensor([1.0, 1.0]), 2).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0])
@@ -109,17 +106,14 @@ def test_the_own_model_of_ditto_by_hand(tiny_run):
     assert_close(own, own_model(result))
 
 
-def test_fine_tuning_by_hand(tiny_run):
+def test_fine_tuning_and_fedrep_by_hand(tiny_run):
     """Two rounds of FedAvg, and as many further steps as a pass has, in an order of their own."""
     model, step = bare_loop(tiny_run({"name": "fedavg"}, **ALONE))
     for number in (1, 2):
         step(number, lambda: None)
     steps = step(2, lambda: None, "tuning batches")
     assert_close(values_of(model), own_model(tiny_run({"name": "finetune", "tuning_steps": steps}, **ALONE)))
-
-
-def test_fedrep_by_hand(tiny_run):
-    """One pass changes the head alone, the next one everything else."""
+    # One pass changes the head alone, the next one everything else.
     result = tiny_run({"name": "fedrep", "head_epochs": 1}, **ALONE)
     model, step = bare_loop(result)
     for number in (1, 2):
@@ -134,17 +128,14 @@ def leave_out(model, chosen):
             one.grad.zero_()
 
 
-def test_a_first_round_of_fedper_has_fedavgs_common_layers_and_the_heads_of_standalone(tiny_run):
+def test_first_rounds_of_fedper_and_fedrep_are_fedavgs(tiny_run):
     ours = tiny_run({"name": "fedper", "rounds": 1}, **PLAIN)
     average = tiny_run({"name": "fedavg", "rounds": 1}, **PLAIN).weights()
     alone = tiny_run({"name": "standalone", "rounds": 1}, **PLAIN)
     for name, tensor in average.items():
         expected = of_sites(alone, name) if name in HEAD else [tensor] * 3
         assert all(torch.equal(*pair) for pair in zip(of_sites(ours, name), expected, strict=True))
-
-
-def test_a_first_step_of_fedrep_without_passes_for_the_head_is_fedavgs(tiny_run):
-    """The common layers have FedAvg's gradient as long as the head is where both began; it stays there."""
+    # The common layers have FedAvg's gradient as long as the head is where both began; it stays there.
     first = {"rounds": 1, "local_steps": 1}
     ours = tiny_run({"name": "fedrep", "head_epochs": 0, **first}, **PLAIN)
     for name, tensor in tiny_run({"name": "fedavg", **first}, **PLAIN).weights().items():

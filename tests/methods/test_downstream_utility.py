@@ -105,7 +105,7 @@ def test_each_training_set_is_what_its_name_says(monkeypatch):
         assert train.labels.tolist() == [label for one in parts for label in one.labels.tolist()]
 
 
-def test_networks_that_are_known_or_have_no_validation_images():
+def test_scores_and_networks_that_are_known():
     known = {"real": utility.TrainedNetwork({"w": torch.zeros(1)}, 0.7)}
     sets = utility.training_sets(part(6, 1), part(6, 3), None)
     found = utility.train_networks(make_site(part(6, 1), part(6, 2)), sets, 2, known)
@@ -114,6 +114,14 @@ def test_networks_that_are_known_or_have_no_validation_images():
     found = train_once(make_trainer(), part(9, 1), none, steps=5)
     assert found.score == 0.0
     assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())
+    score = utility.score
+    assert score(trainer_of({"accuracy": 0.5, "auc": 0.75, "loss": 2.0}), None) == pytest.approx(0.75 - 2e-6, abs=1e-9)
+    assert score(trainer_of({"accuracy": 0.5}), None) == 0.5
+    assert score(trainer_of({"mae": 3.0, "loss": 1.0}, "mae", "lower"), None) == pytest.approx(-3 - 1e-6, abs=1e-9)
+    site = SimpleNamespace(trainer=trainer_of({"accuracy": 0.5}), data=SimpleNamespace(test=images([])))
+    assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
+    site.data.test = images([1])
+    assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
 
 
 def network(score):
@@ -137,7 +145,7 @@ def test_synthetic_images_are_used_where_validation_says_they_helped(scores, mar
         assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}) == chosen
 
 
-def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
+def test_sums_and_coverage_by_hand():
     part = ImageSet(np.zeros((3, 1, 2, 2), np.uint8), np.array([1, 2, 4]), subgroup=np.array(["f", "m", "f"]))
     trainer = SimpleNamespace(load=lambda weights: None, evaluate=lambda own: {"sum": torch.tensor(own.labels.sum())})
     site = SimpleNamespace(data=SimpleNamespace(test=part), trainer=trainer)
@@ -149,31 +157,6 @@ def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
     assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 1}
     site.data.test = ImageSet(part.images[:0], part.labels[:0])
     assert utility.test_sums(site, {}) is None
-
-
-def images(labels, **more):
-    labels = np.asarray(labels)
-    pixels = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 1, 4, 4))
-    return ImageSet(pixels.copy(), labels, **more)
-
-
-def trainer_of(metrics, metric="accuracy", better="higher"):
-    task = SimpleNamespace(finish=lambda sums: metrics, metric=metric, better=better)
-    return SimpleNamespace(task=task, evaluate=lambda part: {}, load=lambda weights: None)
-
-
-def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
-    score = utility.score
-    assert score(trainer_of({"accuracy": 0.5, "auc": 0.75, "loss": 2.0}), None) == pytest.approx(0.75 - 2e-6, abs=1e-9)
-    assert score(trainer_of({"accuracy": 0.5}), None) == 0.5
-    assert score(trainer_of({"mae": 3.0, "loss": 1.0}, "mae", "lower"), None) == pytest.approx(-3 - 1e-6, abs=1e-9)
-    site = SimpleNamespace(trainer=trainer_of({"accuracy": 0.5}), data=SimpleNamespace(test=images([])))
-    assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
-    site.data.test = images([1])
-    assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
-
-
-def test_coverage_needs_more_images_than_neighbours():
     site = SimpleNamespace(data=SimpleNamespace(validation=images([]), test=images([]), train=images([0] * 30)))
     assert utility.measure_coverage(site, images([0] * 30)) == {}
     rng = np.random.default_rng(0)
@@ -187,6 +170,17 @@ def test_coverage_needs_more_images_than_neighbours():
     assert utility.measure_coverage(site, noise(enough - 1)) == {}
     site.data.validation = noise(2)
     assert utility.measure_coverage(site, noise(enough)) == {}
+
+
+def images(labels, **more):
+    labels = np.asarray(labels)
+    pixels = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 1, 4, 4))
+    return ImageSet(pixels.copy(), labels, **more)
+
+
+def trainer_of(metrics, metric="accuracy", better="higher"):
+    task = SimpleNamespace(finish=lambda sums: metrics, metric=metric, better=better)
+    return SimpleNamespace(task=task, evaluate=lambda part: {}, load=lambda weights: None)
 
 
 @pytest.mark.parametrize(("tensors", "error"), [

@@ -197,7 +197,7 @@ def test_batches_have_the_sites_own_size(tiny_run, monkeypatch):
     assert sizes == [8, 8, 8, 8, 16, 16]
 
 
-def test_a_private_site_accounts_for_its_own_batch_size(tiny_run):
+def test_private_and_unknown_sites_have_their_own_batch_sizes(tiny_run):
     """32 images: batches of 8 are a sampling rate of 1/4, batches of 4 one of 1/8."""
     method, private = {"name": "fedavg", "rounds": 1, "local_steps": 2}, {"privacy": {"noise_multiplier": 1.0}}
     plain, found, small = (
@@ -206,9 +206,6 @@ def test_a_private_site_accounts_for_its_own_batch_size(tiny_run):
     )
     assert (found["site"], found["epsilon"]) == ("site-1", plain["epsilon"])
     assert small["epsilon"] < plain["epsilon"]
-
-
-def test_batch_sizes_of_unknown_sites_are_refused(tiny_run):
     with pytest.raises(
         BadInput, match=r"optimizer\.batch_sizes: there is no site 'north'; the sites are site-1, site-2"
     ):

@@ -72,7 +72,7 @@ def test_nothing_but_sealed_parcels_and_figures_passes_the_coordinator(go, monke
     assert all(set(parcel.tensors) == {"box"} for parcel in sealed)
 
 
-def test_variants_hand_over_what_they_say(go):
+def test_a_buffer_is_drawn_once_handed_over_and_never_relayed(go):
     for name, kinds in (
         ("feder", {"weights", "synthetic-images"}),
         ("feder-a", {"synthetic-images"}),
@@ -83,9 +83,6 @@ def test_variants_hand_over_what_they_say(go):
         assert {line["kind"] for line in left if line["to"] != "coordinator"} == kinds
         assert ("weights" in found["communication"]["by_kind"]) is any(line["kind"] == "weights" for line in left)
         assert ("weights" in found["communication"]["by_kind"]) is (name == "feder")
-
-
-def test_a_buffer_is_drawn_once_and_never_relayed(go):
     found = go(method={"rounds": 3})
     digests = {
         site: {line["digest"] for line in lines_of(found, site) if line["kind"] == "synthetic-images"} for site in SITES
@@ -134,7 +131,7 @@ def test_what_each_variant_trains_on(go, monkeypatch, name):
         assert one["synthetic_images"] == one["steps"] * (16 if name == "feder-b" else 8)
 
 
-def test_lambda_one_is_plain_transfer_from_peer_to_peer(go):
+def test_transfer_is_plain_at_lambda_one_and_asynchronous_turns_are_even(go):
     """Without a buffer in the loss FedER is the hand-written loop: train, pass along the ring, train what came."""
     found = go(method={"real_share": 1.0})
     assert found["weights_sha256"] == go(method={"buffer": 0})["weights_sha256"]
@@ -142,6 +139,15 @@ def test_lambda_one_is_plain_transfer_from_peer_to_peer(go):
     by_hand = ring_by_hand(rebuild(found))
     assert by_hand.keys() == found.weights().keys()
     assert all(torch.equal(by_hand[name], tensor) for name, tensor in found.weights().items())
+    method = {"mode": "asynchronous", "rounds": 4}
+    even = go(method=method)
+    assert even["asynchronous"]["turns"] == 4 * len(SITES)
+    assert even["rounds"] == 4
+    slow = go(method={**method, "turn_takes": {"site-1": 5.0}})
+    assert slow["asynchronous"]["turns"] == 4 * len(SITES)
+    assert slow["asynchronous"]["time"] > even["asynchronous"]["time"]
+    turns = [sum(line["operation"] == "adapt" for line in lines_of(slow, site)) for site in SITES]
+    assert turns[0] < min(turns[1:])
 
 
 def ring_by_hand(run):
@@ -156,18 +162,6 @@ def ring_by_hand(run):
             run.trainer.train(batches, run.trainer.steps_in(data.train), optimizer)
             models[site] = run.trainer.weights()
     return {f"{site}/{name}": tensor for site, weights in models.items() for name, tensor in weights.items()}
-
-
-def test_asynchronous_sites_of_equal_speed_take_as_many_turns(go):
-    method = {"mode": "asynchronous", "rounds": 4}
-    even = go(method=method)
-    assert even["asynchronous"]["turns"] == 4 * len(SITES)
-    assert even["rounds"] == 4
-    slow = go(method={**method, "turn_takes": {"site-1": 5.0}})
-    assert slow["asynchronous"]["turns"] == 4 * len(SITES)
-    assert slow["asynchronous"]["time"] > even["asynchronous"]["time"]
-    turns = [sum(line["operation"] == "adapt" for line in lines_of(slow, site)) for site in SITES]
-    assert turns[0] < min(turns[1:])
 
 
 class Stop(Display):

@@ -133,7 +133,7 @@ def test_the_unit_and_the_origin_of_a_feature_change_nothing(rule):
     assert torch.allclose(found, other, atol=0.004)
 
 
-def test_a_quadratic_head_is_shrunk_twice():
+def test_shrinkage_by_hand():
     """Towards features without correlation in units of all classes, and then towards what the classes share."""
     parts = [FEW_ROWS[label == FEW_LABELS].astype(np.float64) for label in (0, 1)]
     covariances = [torch.from_numpy(np.cov(own.T, bias=True)) for own in parts]
@@ -148,9 +148,6 @@ def test_a_quadratic_head_is_shrunk_twice():
         spread = gaussian_heads.shrunk(whiten @ covariance @ whiten.T, len(own))
         wanted.append(MultivariateNormal(mean, spread).log_prob(rows) + np.log(share))
     assert torch.allclose(probabilities("qda", FEW_ROWS), torch.stack(wanted, 1).softmax(1), atol=0.002)
-
-
-def test_shrinkage_of_four_features_by_hand():
     covariance = torch.diag(torch.tensor([1.0, 1.0, 2.0, 4.0], dtype=torch.float64))
     # OAS with p = 4: trace 8, of the square 22; the share is (22 / 2 + 64) / ((31 + 1 - 1 / 2) * (22 - 64 / 4))
     share = 75 / 189
@@ -269,12 +266,25 @@ def test_class_sums_of_sites_add_up_to_those_of_all_images(monkeypatch, rule):
     assert federation.said[0].startswith("sites 'small', 'large': sums over a class of fewer than 10 images")
 
 
-def test_class_sums_of_one_image_pass():
+def test_class_sums_of_one_image_pass_and_larger_products_do_not():
     sent = pairs_of("naive-bayes", [np.ones((1, 2), np.float32), np.ones((0, 2), np.float32)])
     check_sums("naive-bayes", sent, 1)
     for name, factor in (("first", 1.01), ("second", 0.98)):
         with pytest.raises(ParcelRejected, match="those of no images"):
             check_sums("naive-bayes", {**sent, name: (sent[name] * factor).long()}, 1)
+    features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+    sent = one_round.moments(features, torch.zeros(2, 1)).tensors()
+    unit = 2.0**24
+    most = (1.25 * 13) ** 0.5 * unit
+    for factor, fits in ((0.999, True), (1.001, False)):
+        products = sent["products"].clone()
+        products[4] = int(most * factor)
+        sums = one_round.Moments(products, sent["cross"], sent["squares"])
+        assert one_round._possible(sums) is fits
+    counts = torch.tensor([0, 3, 1])
+    assert gaussian_heads.log_priors(counts)[1:].tolist() == pytest.approx(np.log([0.75, 0.25]).tolist())
+    assert gaussian_heads.log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
+    assert all(gaussian_heads.log_priors(counts, equal=equal)[0] < -50 for equal in (False, True))
 
 
 @pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
@@ -286,18 +296,6 @@ def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
         lie.view(-1)[place] += 1
         with pytest.raises(ParcelRejected, match="those of no images"):
             check_sums(rule, {**sent, "second": lie}, 5)
-
-
-def test_products_a_little_larger_than_squares_allow_are_refused():
-    features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
-    sent = one_round.moments(features, torch.zeros(2, 1)).tensors()
-    unit = 2.0**24
-    most = (1.25 * 13) ** 0.5 * unit
-    for factor, fits in ((0.999, True), (1.001, False)):
-        products = sent["products"].clone()
-        products[4] = int(most * factor)
-        sums = one_round.Moments(products, sent["cross"], sent["squares"])
-        assert one_round._possible(sums) is fits
 
 
 @pytest.mark.parametrize(("rule", "few", "refused"), [("qda", 3, True), ("qda", 4, False), ("naive-bayes", 3, False)])
@@ -332,10 +330,3 @@ def pairs_of(rule, parts):
     sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
     first, second = (torch.stack(list(one)) for one in zip(*(sums(rows) for rows in parts), strict=True))
     return {"counts": torch.tensor([len(rows) for rows in parts]), "first": first, "second": second}
-
-
-def test_shares_of_classes_by_hand():
-    counts = torch.tensor([0, 3, 1])
-    assert gaussian_heads.log_priors(counts)[1:].tolist() == pytest.approx(np.log([0.75, 0.25]).tolist())
-    assert gaussian_heads.log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
-    assert all(gaussian_heads.log_priors(counts, equal=equal)[0] < -50 for equal in (False, True))

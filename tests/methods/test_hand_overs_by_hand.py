@@ -70,7 +70,7 @@ def checked(reply, dense=False):
     shared_images.check_shared(SimpleNamespace(image_shape=(1, 4, 4), trainer=trainer), reply)
 
 
-def test_shared_images_have_labels_and_masks():
+def test_images_are_counted_and_shared_with_labels_and_masks():
     checked(shared())
     checked(shared(masks={"masks": torch.zeros(2, 4, 4)}), dense=True)
     for wrong in (shared(0, 0), shared(more=torch.zeros(2)), shared(images=torch.zeros(2, 1, 4, 4))):
@@ -81,6 +81,29 @@ def test_shared_images_have_labels_and_masks():
             checked(wrong)
     with pytest.raises(ParcelRejected, match="the masks are missing"):
         checked(shared(masks={}), dense=True)
+    train = ImageSet(
+        np.full((6, 1, 64, 64), 40, np.uint8),
+        np.array([0, 0, 0, 1, 1, 1]),
+        cases=np.array([1, 1, 2, 2, 3, 3]),
+        columns=np.array([["f", "1"], ["", "2"], ["f", ""], ["f", "1"], ["m", "1"], ["m", "1"]]),
+    )
+    validation = ImageSet(np.zeros((2, 1, 64, 64), np.uint8), np.array([0, 1]))
+    data = SimpleNamespace(train=train, validation=validation)
+    target = SimpleNamespace(classes=("no", "yes"), label_range=None)
+    site = SimpleNamespace(data=data, min_cohort=0, trainer=SimpleNamespace(target=target))
+    found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
+    assert found["splits"] == [6, 2]
+    assert found["patients"] == [3]
+    assert found["labels"] == [3, 3]
+    assert found["intensities"] == [0, 0, 6] + [0] * 13  # 40 of 255 in the third of 16 bins
+    assert found["sides"] == [0, 6] + [0] * 7
+    assert found["spacings"] == [0] * 9 + [6]
+    assert found["missing"] == [2]
+    assert set(found["labels told"]) == {1}
+    train = ImageSet(train.images, train.labels)
+    site.data = SimpleNamespace(train=train, validation=validation)
+    found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
+    assert (found["patients"], found["missing"]) == ([6], [0])
 
 
 def distributed(**changes):
@@ -117,32 +140,6 @@ def distributed(**changes):
 ])  # fmt: skip
 def test_what_is_asked_follows_from_the_study(changes, operations):
     assert [operation for operation, _ in distributed(**changes)[1]] == operations
-
-
-def test_a_site_counts_its_images():
-    train = ImageSet(
-        np.full((6, 1, 64, 64), 40, np.uint8),
-        np.array([0, 0, 0, 1, 1, 1]),
-        cases=np.array([1, 1, 2, 2, 3, 3]),
-        columns=np.array([["f", "1"], ["", "2"], ["f", ""], ["f", "1"], ["m", "1"], ["m", "1"]]),
-    )
-    validation = ImageSet(np.zeros((2, 1, 64, 64), np.uint8), np.array([0, 1]))
-    data = SimpleNamespace(train=train, validation=validation)
-    target = SimpleNamespace(classes=("no", "yes"), label_range=None)
-    site = SimpleNamespace(data=data, min_cohort=0, trainer=SimpleNamespace(target=target))
-    found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
-    assert found["splits"] == [6, 2]
-    assert found["patients"] == [3]
-    assert found["labels"] == [3, 3]
-    assert found["intensities"] == [0, 0, 6] + [0] * 13  # 40 of 255 in the third of 16 bins
-    assert found["sides"] == [0, 6] + [0] * 7
-    assert found["spacings"] == [0] * 9 + [6]
-    assert found["missing"] == [2]
-    assert set(found["labels told"]) == {1}
-    train = ImageSet(train.images, train.labels)
-    site.data = SimpleNamespace(train=train, validation=validation)
-    found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
-    assert (found["patients"], found["missing"]) == ([6], [0])
 
 
 @pytest.mark.parametrize(("codes", "sampled"), [("prior", True), ("final-encoder", False)])

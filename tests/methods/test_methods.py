@@ -38,7 +38,7 @@ def test_every_method_runs_every_task_it_is_for(tiny_run, method):
     assert result["rounds"] == 1
 
 
-def test_the_average_is_that_of_arithmetic_by_hand():
+def test_means_by_hand():
     replies = [reply("a", 1, w=[1.0, 2.0, 3.0], n=4), reply("b", 3, w=[5.0, 6.0, 7.0], n=9)]
     assert aggregation.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
     assert aggregation.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
@@ -46,10 +46,7 @@ def test_the_average_is_that_of_arithmetic_by_hand():
     assert aggregation.average(replies)["w"].dtype == torch.float32
     alone = reply("a", 7, w=torch.randn(1000, generator=torch.Generator().manual_seed(0)).tolist())
     assert torch.equal(aggregation.average([alone])["w"], alone.weights["w"]), "to the last bit"
-
-
-def test_means_of_joined_tensors_are_the_same():
-    """As on a GPU: bit for bit, for types and shapes of all sorts."""
+    # As on a GPU: bit for bit, for types and shapes of all sorts.
     rng = torch.Generator().manual_seed(0)
     shapes = {"a": (3, 1, 2), "b": (), "c": (0, 4), "d": (5,)}
     sets = [{name: torch.randn(shape, generator=rng) for name, shape in shapes.items()} for _ in range(3)]
@@ -66,9 +63,6 @@ def test_means_of_joined_tensors_are_the_same():
     assert all(torch.equal(plain[name], other[name]) and plain[name].dtype == other[name].dtype for name in plain)
     with pytest.raises(WorkFailed, match="different shapes or types"):
         mean.add({**sets[0], "a": torch.zeros(1, 3, 2)}, 1)
-
-
-def test_momentum_of_the_coordinator_by_hand():
     from polyclinic.federation.federation import State
 
     network = torch.nn.BatchNorm1d(1)

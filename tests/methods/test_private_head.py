@@ -61,16 +61,31 @@ def test_a_clipped_sum_by_hand():
         assert float((whole - clipped_sum(slopes[kept], vectors[kept], 0.7)).norm()) <= 0.7 + 1e-5
 
 
-def test_patients_are_the_unit_where_the_study_says_so(tiny_run):
+def test_patients_classes_and_kept_features(tiny_run):
     """Brain phantoms have several images of a patient; epsilon is for one of them with all images."""
     brains = {"source": "brain-phantom", "samples": 90, "size": 28}
     by_patient = {**AGES, "data": brains, "task": {"name": "classification"}}
     result = tiny_run(FEW, **{**by_patient, "privacy": {**AGES["privacy"], "unit": "patient"}})
     assert result["privacy"]["unit"] == "patient"
     assert result["privacy"]["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
+    eyes = {
+        **AGES,
+        "data": {"source": "fundus-phantom", "samples": 120, "size": 28},
+        "task": {"name": "classification"},
+    }
+    result = tiny_run(FEW, **eyes)
+    assert 0 <= result.metrics["test"]["accuracy"] <= 1
+    assert result.weights()["fc.weight"].shape == (2, 16)
+    # The released model, image by image, gives the result's error.
+    result = tiny_run(FEW, **AGES)
+    run = rebuild(result)
+    run.trainer.load(result.weights())
+    sums = [run.trainer.evaluate(data.test) for data in run.sites.values()]
+    by_hand = run.study.task.finish(run.study.task.add(*sums))["mae"]
+    assert result.metrics["test"]["mae"] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
+def test_the_basis_of_phantoms_by_hand():
     features = torch.randn(40, 12, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, 13)
     basis = public_basis.basis_of(features, 5, whitening=0.0)
     vectors = (features.float() - basis["mean"]) @ basis["matrix"]
@@ -79,6 +94,14 @@ def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
     assert float((products - products.diag().diag()).abs().max()) < 1e-3
     assert (products.diag().diff() < 0).all()  # the largest variance first
     assert float(vectors.norm(dim=1).median()) == pytest.approx(1.0, rel=0.05)
+    flat = FEATURES.clone()
+    flat[:, 5] = 2.0
+    assert basis_of(flat, 100, 1.0)["matrix"].shape == (40, 29)  # thirty images around their mean
+    assert torch.isfinite(basis_of(flat, 100, 1.0)["matrix"]).all()
+    assert basis_of(flat, 29, 1.0)["matrix"][5].abs().max() < 1e-3
+    assert basis_of(FEATURES, 4, 0.0)["mean"].tolist() == pytest.approx(FEATURES.mean(0).tolist(), rel=1e-5)
+    assert pictures("hand-phantom", 10).shape[2:] == (64, 64)
+    assert pictures("hand-phantom", 10, 32).shape[2:] == (32, 32)
 
 
 def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
@@ -109,32 +132,19 @@ def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
     torch.testing.assert_close(by_model, vectors @ torch.stack(heads[2:]).mean(0), rtol=1e-3, atol=1e-4)
 
 
-def test_all_images_in_every_step_are_accounted_for_and_poisson_samples_cost_less(tiny_run):
-    full = tiny_run(FEW, **AGES)["privacy"]
-    assert full["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
-    assert full["steps"] == 3
-    assert tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]["epsilon"] < full["epsilon"]
-
-
 def bare_sum(site, total, batch_size, share):
     return total(torch.arange(len(site.data.train)), None), float(len(site.data.train))
 
 
-def test_shared_noise_says_whom_it_does_not_protect_from(tiny_run):
+def test_noise_and_budgets_of_sites_are_told(tiny_run):
     shared = tiny_run({**FEW, "noise": "shared"}, **AGES)["privacy"]
     assert private_head.SHARED in shared["does_not_cover"]
     assert private_head.SHARED not in tiny_run(FEW, **AGES)["privacy"]["does_not_cover"]
     assert PrivateHead.give_shared_gradient.operation.partner == "simulator"
-
-
-def test_a_site_whose_budget_is_spent_sends_zeros(tiny_run):
     target = compute_epsilon(1.0, 1.0, 2, 1e-5) * 1.001
     result = tiny_run(FEW, **{**AGES, "privacy": {**AGES["privacy"], "target_epsilon": target}})
     assert result["privacy"]["steps"] == 2
     assert result["privacy"]["epsilon"] <= target
-
-
-def test_everything_that_leaves_is_covered(tiny_run):
     silent = {"evaluation": {"every": 0, "select": "last", "final": "none"}}
     covered = {**AGES, "privacy": {**AGES["privacy"], "cover": "all"}, **silent}
     result = tiny_run(FEW, **covered)
@@ -142,16 +152,10 @@ def test_everything_that_leaves_is_covered(tiny_run):
     assert {line["kind"] for line in left} == {"gradients"}
     assert result["privacy"]["covers"] == ["everything released"]
     assert all(line["privacy"]["epsilon"] > 0 for line in left)
-
-
-def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
-    """The released model, image by image, gives the result's error."""
-    result = tiny_run(FEW, **AGES)
-    run = rebuild(result)
-    run.trainer.load(result.weights())
-    sums = [run.trainer.evaluate(data.test) for data in run.sites.values()]
-    by_hand = run.study.task.finish(run.study.task.add(*sums))["mae"]
-    assert result.metrics["test"]["mae"] == pytest.approx(by_hand, rel=1e-4)
+    full = tiny_run(FEW, **AGES)["privacy"]
+    assert full["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
+    assert full["steps"] == 3
+    assert tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]["epsilon"] < full["epsilon"]
 
 
 def test_it_needs_a_table_of_privacy_and_an_encoder():
@@ -159,17 +163,6 @@ def test_it_needs_a_table_of_privacy_and_an_encoder():
         parse_study({**{name: table for name, table in AGES.items() if name != "privacy"}, "method": FEW})
     with pytest.raises(BadInput, match=r"model\.backbone"):
         parse_study({**AGES, "model": {"backbone": "lenet5"}, "method": FEW})
-
-
-def test_classes_are_learnt_as_well(tiny_run):
-    eyes = {
-        **AGES,
-        "data": {"source": "fundus-phantom", "samples": 120, "size": 28},
-        "task": {"name": "classification"},
-    }
-    result = tiny_run(FEW, **eyes)
-    assert 0 <= result.metrics["test"]["accuracy"] <= 1
-    assert result.weights()["fc.weight"].shape == (2, 16)
 
 
 @pytest.mark.parametrize("operation", ["give_gradient", "give_shared_gradient", "give_share_of_sum"])
@@ -286,17 +279,6 @@ def test_it_is_a_principal_component_analysis(numbers, whitening):
     # torch's median of an even number of lengths is the lower of the middle two
     lengths = np.linalg.norm(wanted, axis=1)
     np.testing.assert_allclose(found * signs, wanted / np.sort(lengths)[(len(lengths) - 1) // 2], atol=2e-4)
-
-
-def test_directions_that_phantoms_do_not_have_are_left_out():
-    flat = FEATURES.clone()
-    flat[:, 5] = 2.0
-    assert basis_of(flat, 100, 1.0)["matrix"].shape == (40, 29)  # thirty images around their mean
-    assert torch.isfinite(basis_of(flat, 100, 1.0)["matrix"]).all()
-    assert basis_of(flat, 29, 1.0)["matrix"][5].abs().max() < 1e-3
-    assert basis_of(FEATURES, 4, 0.0)["mean"].tolist() == pytest.approx(FEATURES.mean(0).tolist(), rel=1e-5)
-    assert pictures("hand-phantom", 10).shape[2:] == (64, 64)
-    assert pictures("hand-phantom", 10, 32).shape[2:] == (32, 32)
 
 
 @pytest.mark.parametrize("size", [0.01, 1000.0])

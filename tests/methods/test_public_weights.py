@@ -13,7 +13,7 @@ PUBLIC = {"backbone": "efficientnet-lite0", "weights": "public", "input_size": 3
 FEW = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
 
 
-def test_a_public_front_stays_as_it_is_and_the_rest_learns(tiny_run):
+def test_a_public_front_stays_as_it_is_and_wants_weights(tiny_run, study_of):
     method = {"name": "fedreplay", "front": "public", "flips": True, "rounds": 1}
     result = tiny_run(method, model={**PUBLIC, "cut": "block3"}, **FEW)
     found, public = load_file(result.folder / "model.safetensors"), public_weights("efficientnet-lite0").tensors
@@ -24,9 +24,6 @@ def test_a_public_front_stays_as_it_is_and_the_rest_learns(tiny_run):
     kinds = [run["communication"]["by_kind"] for run in (result, plain)]
     assert kinds[0]["latents"] == pytest.approx(2 * kinds[1]["latents"], rel=0.05)
     assert "encoder" not in result.values
-
-
-def test_a_public_front_wants_weights_that_are_not_random(study_of):
     with pytest.raises(BadInput, match=r"model\.weights: 'fedreplay' keeps the first weights up to the cut"):
         study_of({"name": "fedreplay", "front": "public"})
     with pytest.raises(BadInput, match=r"model\.norm: 'frozen' keeps the statistics of the first weights"):
@@ -92,7 +89,7 @@ def test_latents_are_replayed(tiny_run, method):
     assert not {"latents", "real-images"} & kinds  # the latents themselves stay at the site
 
 
-def test_codes_of_latents_have_the_grid_of_the_frozen_layers_which_stay_as_they_are(tiny_run):
+def test_codes_and_bytes_of_latents(tiny_run):
     """Images of 32 px give maps of 4 x 4 after block 5: 16 codes of the bottom level, 4 of the top, 4 bits each."""
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, **ARGUMENTS)
     made = [line for line in lines_of(result, "site-1") if line["operation"] == "encode_images"]
@@ -103,9 +100,6 @@ def test_codes_of_latents_have_the_grid_of_the_frozen_layers_which_stay_as_they_
     for name in ("conv_stem.weight", "block5._bn1.running_mean", "block5._project_conv.weight"):
         assert torch.equal(found[name], public[name])
     assert not torch.equal(found["block16._project_conv.weight"], public["block16._project_conv.weight"])
-
-
-def test_bytes_give_latents_back_up_to_half_a_step():
     latents = (
         torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(0))
         * torch.tensor([1.0, 5.0, 0.2])[:, None, None]

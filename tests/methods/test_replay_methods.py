@@ -68,12 +68,23 @@ def test_replay_of_no_images_is_the_plain_method(tiny_run, plain):
     assert {kind for kinds in kinds_of(replayed).values() for kind in kinds} == {"weights", "metrics"}
 
 
-def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
+def test_a_replay_table_makes_any_method_replay_and_stays_as_written(tiny_run, study_of):
     table = {"replay": {"probe": False}}
     by_name, by_table = tiny_run({"name": "cwt-replay"}), tiny_run({"name": "cwt"}, **table)
     split = tiny_run({"name": "splitnn"}, **table)
     assert by_name["weights_sha256"] == by_table["weights_sha256"] == split["weights_sha256"]
     assert by_name["weights_sha256"] != tiny_run({"name": "cwt"})["weights_sha256"]
+    study = study_of({"name": "fedprox", "mu": 0.5}, replay={"probe": False})
+    assert isinstance(study.method, GenerativeReplay)
+    assert study.as_tables()["method"]["name"] == "fedprox"
+    assert study.method.mu == 0.5
+    again = parse_study(study.as_tables())
+    assert again == study
+    assert type(again.method) is type(study.method)
+    assert not isinstance(study_of({"name": "fedprox"}).method, GenerativeReplay)
+    tables = {"data": {"source": "fundus-phantom"}, "sites": {"partition": "iid", "count": 2}, "replay": {}}
+    with pytest.raises(BadInput, match="replay: 'centralized' cannot replay"):
+        parse_study({**tables, "method": {"name": "centralized"}})
 
 
 QUICK = ("fedavg", "cwt", "splitnn", "ditto")  # a kind of training each
@@ -94,35 +105,18 @@ def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, m
     assert with_replay["weights_sha256"] != without["weights_sha256"]
 
 
-def test_a_table_leaves_the_study_as_it_was_written(study_of):
-    study = study_of({"name": "fedprox", "mu": 0.5}, replay={"probe": False})
-    assert isinstance(study.method, GenerativeReplay)
-    assert study.as_tables()["method"]["name"] == "fedprox"
-    assert study.method.mu == 0.5
-    again = parse_study(study.as_tables())
-    assert again == study
-    assert type(again.method) is type(study.method)
-    assert not isinstance(study_of({"name": "fedprox"}).method, GenerativeReplay)
-
-
-def test_codes_and_labels_of_the_finished_generator_leave_each_site(tiny_run):
+def test_codes_leave_each_site_at_four_bits_or_as_samples(tiny_run):
     result = tiny_run({"name": "fedavg-replay"})
     for kinds in kinds_of(result).values():
         assert kinds.count("generator") == 1
         assert kinds.count("codes") == 2  # at its turn with the generator, and made anew with the finished one
         assert "real-images" not in kinds
     assert result["replay"].keys() == {"code_usage_top", "code_usage_bottom", "psnr"}
-
-
-def test_codes_travel_at_four_bits_for_sixteen_of_them(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1})
     made = [line for line in lines_of(result, "site-1") if line["operation"] == "encode_images"]
     [encoded] = [line for line in made if line["kind"] == "codes"]
     codes = result["data"]["counts"]["site-1"]["train"] * (4 * 4 + 8 * 8)  # of 28 px, padded to 32: 4x4 and 8x8
     assert encoded["bytes"] - codes // 2 < 400  # the rest is the header
-
-
-def test_samples_of_a_generator_without_codes_can_be_replayed(tiny_run):
     table = {"name": "dcgan", "steps": 2, "width": 4}
     result = tiny_run({"name": "fedavg-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16}, generator=table)
     for kinds in kinds_of(result).values():
@@ -131,9 +125,6 @@ def test_samples_of_a_generator_without_codes_can_be_replayed(tiny_run):
     assert result["weights_sha256"] != tiny_run({"name": "fedavg", "rounds": 1})["weights_sha256"]
     with pytest.raises(BadInput, match=r"'dcgan' has no codes to replay; set replay.codes = 'prior'"):
         tiny_run({"name": "fedavg-replay"}, generator=table)
-
-
-def test_a_prior_keeps_codes_and_labels_at_home(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16})
     assert {kind for kinds in kinds_of(result).values() for kind in kinds} == {"generator", "weights", "metrics"}
 
@@ -150,12 +141,6 @@ def test_segmentation_replays_masks_with_their_images(tiny_run):
     assert "masks" in kinds_of(result)["site-1"]
     with pytest.raises(BadInput, match=r"replay\.codes"):
         tiny_run({"name": "cwt-replay"}, **MASKS, replay={"codes": "prior"})
-
-
-def test_a_method_that_cannot_replay_says_so():
-    tables = {"data": {"source": "fundus-phantom"}, "sites": {"partition": "iid", "count": 2}, "replay": {}}
-    with pytest.raises(BadInput, match="replay: 'centralized' cannot replay"):
-        parse_study({**tables, "method": {"name": "centralized"}})
 
 
 class StopAt(Display):
@@ -180,7 +165,7 @@ def test_a_replay_that_was_interrupted_ends_in_the_same_weights(tiny_run, study_
         assert resumed[name] == whole[name]
 
 
-def test_latents_leave_once_and_the_model_is_encoder_and_rest_joined(tiny_run):
+def test_latents_leave_once_in_few_bits_from_the_named_site(tiny_run):
     result = tiny_run({"name": "fedreplay", "rounds": 3})
     for kinds in kinds_of(result).values():
         assert kinds.count("latents") == kinds.count("labels") == 1
@@ -188,18 +173,12 @@ def test_latents_leave_once_and_the_model_is_encoder_and_rest_joined(tiny_run):
 
     whole = build("small-cnn", channels=3, outputs=2, size=28)
     whole.load_state_dict(result.weights())  # strict: every name of the network, and no other
-
-
-def test_fewer_bits_make_fewer_bytes(tiny_run):
     sizes = []
     for precision in ("fp32", "fp16", "int8"):
         result = tiny_run({"name": "fedreplay", "rounds": 1, "latents": precision})
         sizes.append(result["communication"]["by_kind"]["latents"])
     assert sizes[0] / sizes[1] == pytest.approx(2, rel=0.05)
     assert sizes[0] / sizes[2] == pytest.approx(4, rel=0.05)
-
-
-def test_the_encoder_is_trained_at_the_named_site(tiny_run):
     result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_site": "site-2"})
     assert [site for site, kinds in kinds_of(result).items() if "weights" in kinds] == ["site-2"]
     with pytest.raises(BadInput, match=r"method\.encoder_site: there is no site 'nowhere'"):

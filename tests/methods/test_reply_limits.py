@@ -24,7 +24,7 @@ def labels(count=2, **changes):
     return Parcel("labels", {"targets": torch.zeros(count, dtype=torch.int64), **changes})
 
 
-def test_norms_may_grow_so_far_and_no_further():
+def test_norms_and_images_of_a_reply_by_hand():
     call = SimpleNamespace(parcels={"weights": Parcel("weights", {"w": torch.tensor([3.0, 4.0])})})
     size = 5 + 0.1 * 2**0.5
     check = reply_checks.check_step
@@ -46,9 +46,6 @@ def test_norms_may_grow_so_far_and_no_further():
         reply_checks.check_front_weights(federation, reply("weights", **many))
     first["w"] = torch.tensor([1, 1])
     reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([2**40, 0])))  # a counter
-
-
-def test_a_reply_says_its_images_and_shares_all_but_local_weights():
     aggregation.check_samples(Reply("north", (Parcel("weights", {}, {"samples": 3}),)))
     with pytest.raises(ParcelRejected, match="does not say of how many images it is"):
         aggregation.check_samples(reply("weights"))
@@ -61,7 +58,7 @@ def test_a_reply_says_its_images_and_shares_all_but_local_weights():
     aggregation.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
 
 
-def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
+def test_activations_have_the_shape_of_the_cut_and_pass_gradients():
     seen = []
     front = torch.nn.Flatten()
     front.register_forward_hook(lambda layer, given, made: seen.append((tuple(given[0].shape), layer.training)))
@@ -90,6 +87,13 @@ def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
             check(federation, reply("activations", *parcels, x=rows), "activations", "x")
     masks = Parcel("masks", {"targets": torch.zeros(2, 4, 4)})
     check(federation, reply("activations", masks, x=rows), "activations", "x")
+    trainer = SimpleNamespace(split=lambda model: (torch.nn.Flatten(), None), model=None, kept={}, device="cpu")
+    federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))
+    call, method = SimpleNamespace(operation="forward"), METHODS["splitnn"](rounds=1)
+    whole = reply("activations", labels(), activations=torch.zeros(2, 6, dtype=torch.int64))
+    with pytest.raises(ParcelRejected, match="activations: they are no floating-point numbers"):
+        method.check_reply(federation, call, whole)
+    method.check_reply(federation, call, reply("activations", labels(), activations=torch.zeros(2, 6)))
 
 
 def federation_of(covers=False, chosen=("a", "b", "c")):
@@ -101,7 +105,7 @@ def warned(said, summed="float"):
     return SimpleNamespace(warn=said.append, sums=SimpleNamespace(settings=SimpleNamespace(sum=summed)))
 
 
-def test_sites_share_and_say_the_images_that_sums_can_hold():
+def test_shares_projections_and_targets_by_hand():
     assert one_round.most_images(federation_of(), "give_sums") == MOST_IMAGES // 3
     assert one_round.most_images(federation_of(covers=True), "give_sums") == MOST_IMAGES
     assert one_round.most_images(federation_of(chosen=()), "give_sums") == MOST_IMAGES
@@ -110,6 +114,26 @@ def test_sites_share_and_say_the_images_that_sums_can_hold():
     one_round.check_samples(federation_of(covers=True), "give_sums", parcel, 6)
     with pytest.raises(ParcelRejected, match="samples = 5, and the sums are of 6 images"):
         one_round.check_samples(federation_of(), "give_sums", parcel, 6)
+    assert one_round.projection(64, None) is None
+    assert one_round.projection(64, 64) is None
+    signs = one_round.projection(64, 20)
+    assert signs.shape == (64, 20)
+    assert set(signs.unique().tolist()) == {-1 / 8, 1 / 8}  # the root of 64
+    assert abs(float(signs.mean())) < 0.02
+    assert float(one_round.projection(600, 2).abs().max()) == 1 / 32  # near 24.5
+    rows = np.array([[1.0, 0.3 * RESOLUTION], [2.0, -1.0]], np.float32)
+    found = one_round.project(rows, torch.tensor([[0.5, -0.5], [0.5, 0.5]]).double())
+    np.testing.assert_array_equal(found, [[0.5, -0.5], [0.5, -1.5]])
+    assert one_round.project(rows[:0], signs[:2]).shape == (0, 20)
+
+    def site(task, target, values):
+        trainer = SimpleNamespace(task=SimpleNamespace(like=task), target=target)
+        return SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=SimpleNamespace(labels=np.array(values))))
+
+    classes = SimpleNamespace(classes=("a", "b", "c"))
+    assert one_round.scaled_targets(site("classification", classes, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    ages = SimpleNamespace(classes=(), label_range=(0.0, 100.0), centre=0.0, scale=1.0)
+    assert one_round.scaled_targets(site("regression", ages, [0.0, 75.0])).tolist() == [[-1], [0.5]]
 
 
 @pytest.mark.parametrize(("counts", "who"), [
@@ -137,41 +161,6 @@ def test_sites_with_a_class_of_few_images_are_named():
     assert "set federation.sum = 'secure'" in said[0]
     one_round.warn_of_small_classes(warned(said, "secure"), each)
     assert "set federation.sum" not in said[1], "that cure is taken already"
-
-
-def test_a_projection_has_signs_over_a_power_of_two():
-    assert one_round.projection(64, None) is None
-    assert one_round.projection(64, 64) is None
-    signs = one_round.projection(64, 20)
-    assert signs.shape == (64, 20)
-    assert set(signs.unique().tolist()) == {-1 / 8, 1 / 8}  # the root of 64
-    assert abs(float(signs.mean())) < 0.02
-    assert float(one_round.projection(600, 2).abs().max()) == 1 / 32  # near 24.5
-    rows = np.array([[1.0, 0.3 * RESOLUTION], [2.0, -1.0]], np.float32)
-    found = one_round.project(rows, torch.tensor([[0.5, -0.5], [0.5, 0.5]]).double())
-    np.testing.assert_array_equal(found, [[0.5, -0.5], [0.5, -1.5]])
-    assert one_round.project(rows[:0], signs[:2]).shape == (0, 20)
-
-
-def test_targets_are_columns_of_classes_or_scaled_labels():
-    def site(task, target, values):
-        trainer = SimpleNamespace(task=SimpleNamespace(like=task), target=target)
-        return SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=SimpleNamespace(labels=np.array(values))))
-
-    classes = SimpleNamespace(classes=("a", "b", "c"))
-    assert one_round.scaled_targets(site("classification", classes, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
-    ages = SimpleNamespace(classes=(), label_range=(0.0, 100.0), centre=0.0, scale=1.0)
-    assert one_round.scaled_targets(site("regression", ages, [0.0, 75.0])).tolist() == [[-1], [0.5]]
-
-
-def test_activations_through_which_no_gradient_can_go_are_refused():
-    trainer = SimpleNamespace(split=lambda model: (torch.nn.Flatten(), None), model=None, kept={}, device="cpu")
-    federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))
-    call, method = SimpleNamespace(operation="forward"), METHODS["splitnn"](rounds=1)
-    whole = reply("activations", labels(), activations=torch.zeros(2, 6, dtype=torch.int64))
-    with pytest.raises(ParcelRejected, match="activations: they are no floating-point numbers"):
-        method.check_reply(federation, call, whole)
-    method.check_reply(federation, call, reply("activations", labels(), activations=torch.zeros(2, 6)))
 
 
 class Trainer:

@@ -30,7 +30,7 @@ def aggregate(rule, sites=None, share=0.25):
     return aggregation.robust_mean(rule, BEFORE, replies(*ROWS) if sites is None else sites, "samples", share, 0.0)
 
 
-def test_means_and_norms_by_hand():
+def test_means_clusters_and_liars_by_hand():
     # columns of updates: 1, 0, 1, 100 and 0, 1, 1, -100
     assert aggregate("median")["w"].tolist() == [1 + 1.0, 1 + 0.5]
     assert aggregate("trimmed-mean")["w"].tolist() == [1 + 1.0, 1 + 0.5]
@@ -44,6 +44,33 @@ def test_means_and_norms_by_hand():
     rows = torch.tensor([[0.0], [1.0], [2.0], [50.0], [60.0]])
     # each with its 5 - 2 - 2 = 1 nearest neighbour: 1, 1, 1, 100, 100
     assert aggregation.multi_krum(rows, 2).tolist() == [0, 1, 2]
+    assert aggregate("trimmed-mean", replies([3.0, 0.0], [1.0, 0.0]), share=0.49)["w"].tolist() == [2.0, 0.0]
+    found = aggregation.robust_mean("median", {}, replies(*ROWS[:3]), "samples", 0.25, 0.0)
+    assert found["w"].tolist() == [2.0, 2.0]
+    assert found["n"].item() == 1
+    with pytest.raises(WorkFailed, match="no site has sent weights"):
+        aggregate("median", [])
+    # (1, 0), (0, 1), (1, 1) against (-1, -1): the largest cosine across the split is -0.71
+    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0])
+    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
+    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0])  # (1, 0) and (0, 1): a cosine of 0 is not below 0
+    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
+    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    assert aggregation.larger_cluster(rows, apart=0.0).tolist() == [0, 1, 2]
+    assert aggregation.larger_cluster(rows, apart=0.2).tolist() == [0, 1]
+    assert aggregation.larger_cluster(rows[:1], apart=1.0).tolist() == [0]
+    # Against all splits of six random updates.
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).double()
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    alike = unit @ unit.T
+
+    def across(part):
+        rest = [site for site in range(6) if site not in part]
+        return float(alike[list(part)][:, rest].max())
+
+    best = min((part for size in (1, 2, 3) for part in itertools.combinations(range(6), size)), key=across)
+    kept = aggregation.larger_cluster(rows, apart=1.0).tolist()
+    assert across(kept) == pytest.approx(across(best))
 
 
 @pytest.mark.parametrize("rule", ["norm-bound", "median", "trimmed-mean", "multi-krum"])
@@ -51,15 +78,6 @@ def test_equal_updates_give_that_update_and_counters_are_averaged(rule):
     found = aggregate(rule, replies([3.0, 0.0], [3.0, 0.0], [3.0, 0.0]))
     assert found["w"].tolist() == pytest.approx([3.0, 0.0])
     assert (found["n"].item(), found["n"].dtype) == (1, torch.int64)
-
-
-def test_fewer_than_half_are_liars_and_what_was_not_sent_before_counts_from_zero():
-    assert aggregate("trimmed-mean", replies([3.0, 0.0], [1.0, 0.0]), share=0.49)["w"].tolist() == [2.0, 0.0]
-    found = aggregation.robust_mean("median", {}, replies(*ROWS[:3]), "samples", 0.25, 0.0)
-    assert found["w"].tolist() == [2.0, 2.0]
-    assert found["n"].item() == 1
-    with pytest.raises(WorkFailed, match="no site has sent weights"):
-        aggregate("median", [])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedopt", "scaffold", "feddyn"])
@@ -75,33 +93,6 @@ def test_methods_built_on_fedavg_take_it(tiny, tmp_path, method):
     ]
     for name, tensor in alone[0].weights().items():
         assert torch.allclose(tensor.float(), alone[1].weights()[name].float(), atol=1e-5)
-
-
-def test_clusters_leave_out_the_smaller_part_that_points_elsewhere():
-    # (1, 0), (0, 1), (1, 1) against (-1, -1): the largest cosine across the split is -0.71
-    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0])
-    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
-    sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0])  # (1, 0) and (0, 1): a cosine of 0 is not below 0
-    assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
-    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    assert aggregation.larger_cluster(rows, apart=0.0).tolist() == [0, 1, 2]
-    assert aggregation.larger_cluster(rows, apart=0.2).tolist() == [0, 1]
-    assert aggregation.larger_cluster(rows[:1], apart=1.0).tolist() == [0]
-
-
-def test_clusters_find_the_split_with_the_smallest_largest_cosine():
-    """Against all splits of six random updates."""
-    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).double()
-    unit = rows / rows.norm(dim=1, keepdim=True)
-    alike = unit @ unit.T
-
-    def across(part):
-        rest = [site for site in range(6) if site not in part]
-        return float(alike[list(part)][:, rest].max())
-
-    best = min((part for size in (1, 2, 3) for part in itertools.combinations(range(6), size)), key=across)
-    kept = aggregation.larger_cluster(rows, apart=1.0).tolist()
-    assert across(kept) == pytest.approx(across(best))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -137,7 +128,7 @@ SUMMED = [
 ]
 
 
-def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
+def test_secure_sums_name_their_sum_share_noise_and_refuse_large_numbers(tiny_run):
     folder = tiny_run({"rounds": 1, **SUMMED[0]}, federation={"sum": "secure"}).folder
     sums = set()
     for file in sorted((folder / "ledger").glob("*.jsonl")):
@@ -149,6 +140,19 @@ def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
     assert len(sums) == 1
     by_kind = json.loads((folder / "result.json").read_text())["communication"]["by_kind"]
     assert {"masked", "shares", "keys"} <= set(by_kind)
+    with pytest.raises(WorkFailed, match=r"lower federation\.bits"):
+        tiny_run(
+            {"rounds": 1, "name": "fedavg", "local_steps": 1},
+            federation={"sum": "integer", "bits": 40},
+            optimizer={"lr": 1e4},
+        )
+    # The record of each parcel says for how many honest sites the sum is covered.
+    method = {"name": "private-head", "rounds": 1, "noise": "shared", "numbers": 8, "phantoms": 10}
+    folder = tiny_run(method, federation={"sum": "secure"}).folder
+    for file in sorted((folder / "ledger").glob("*.jsonl")):
+        [masked] = [line for line in verify(file) if line["kind"] == "masked"]
+        assert masked["operation"] == "give_share_of_sum"
+        assert any("fewer than 3 honest sites" in limit for limit in masked["privacy"]["does_not_cover"])
 
 
 @pytest.mark.parametrize(("method", "tables", "sentence"), [
@@ -167,22 +171,3 @@ def test_what_cannot_be_summed_in_secret_is_refused_with_the_cure(study_of, meth
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert any(word in str(refusal.value) for word in ("set ", "choose ", "take ", "leave "))
-
-
-def test_numbers_that_do_not_fit_are_refused_with_the_cure(tiny_run):
-    with pytest.raises(WorkFailed, match=r"lower federation\.bits"):
-        tiny_run(
-            {"rounds": 1, "name": "fedavg", "local_steps": 1},
-            federation={"sum": "integer", "bits": 40},
-            optimizer={"lr": 1e4},
-        )
-
-
-def test_sites_share_noise_in_a_secure_sum(tiny_run):
-    """The record of each parcel says for how many honest sites the sum is covered."""
-    method = {"name": "private-head", "rounds": 1, "noise": "shared", "numbers": 8, "phantoms": 10}
-    folder = tiny_run(method, federation={"sum": "secure"}).folder
-    for file in sorted((folder / "ledger").glob("*.jsonl")):
-        [masked] = [line for line in verify(file) if line["kind"] == "masked"]
-        assert masked["operation"] == "give_share_of_sum"
-        assert any("fewer than 3 honest sites" in limit for limit in masked["privacy"]["does_not_cover"])

@@ -158,7 +158,7 @@ def test_a_score_is_one_release_more_in_the_account(tiny_run):
     assert sum(one["steps"] for one in entered) == 3  # two rounds, and the end
 
 
-def test_noised_scores_stand_beside_no_exact_ones(tiny_run):
+def test_noised_scores_stand_alone_until_the_budget_is_spent(tiny_run):
     noised = tiny_run(METHOD, **AGES)
     privacy = {name: value for name, value in AGES["privacy"].items() if name not in ("score_noise", "cover")}
     exact = tiny_run(METHOD, **{**AGES, "privacy": privacy})
@@ -167,18 +167,12 @@ def test_noised_scores_stand_beside_no_exact_ones(tiny_run):
     assert "intervals" in exact["metrics"]
     assert "intervals" not in noised["metrics"]
     assert not (noised.folder / "cases").exists()
-
-
-def test_a_budget_that_is_spent_lets_no_score_out(tiny_run):
     result = tiny_run(METHOD, **AGES)
     only_steps = [Mechanism(**one) for one in result["privacy"]["mechanisms"][:-1]]
     target = composed_epsilon(only_steps, 1e-5, "rdp") * 1.001
     without = tiny_run(METHOD, **{**AGES, "privacy": {**AGES["privacy"], "target_epsilon": target}})
     assert without["metrics"]["test"] == {}
     assert without["privacy"]["epsilon"] <= target
-
-
-def test_with_patients_one_image_of_each_is_scored(tiny_run):
     brains = {"source": "brain-phantom", "samples": 60, "size": 28}
     changed = {**AGES, "data": brains, "task": {"name": "classification"}}
     result = tiny_run(METHOD, **{**changed, "privacy": {**AGES["privacy"], "unit": "patient"}})
@@ -196,16 +190,13 @@ def test_what_cannot_be_noised_is_refused(changes, words):
         parse_study({**tables, "method": METHOD})
 
 
-def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
+def test_values_from_sums_add_up_and_a_run_tells_them(study_of, cache, tiny_run):
     found = worth(study_of({"name": "analytic", "numbers": 6}), cache=cache)
     assert len(found["sites"]) == 3
     assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
     assert found["none"] < found["all"] < 0
     assert "exact" in found["how"]
-
-
-def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run, cache):
-    """As a deployed run does, from the sums that the coordinator gets."""
+    # As a deployed run does, from the sums that the coordinator gets.
     method = {"name": "analytic", "numbers": 6}
     told = tiny_run({**method, "worth": True}).values["worth"]
     found = worth(study_of(method), cache=cache)

@@ -48,14 +48,11 @@ def _known(monkeypatch):
     monkeypatch.setitem(METHODS, "careless", Careless)
 
 
-def test_a_method_that_trains_as_fedavg_does_is_private_as_fedavg_is(tiny_run):
+def test_private_methods_are_private_as_fedavg_is_and_others_send_nothing(tiny_run):
     toy, fedavg = (tiny_run({"name": name, "rounds": 1}, **PRIVATE) for name in ("toy", "fedavg"))
     assert toy["privacy"] == fedavg["privacy"]
     assert toy["privacy"]["epsilon"] > 0
     assert toy["weights_sha256"] == fedavg["weights_sha256"]
-
-
-def test_weights_trained_without_privacy_do_not_leave_a_private_site(tiny_run):
     with pytest.raises(WorkFailed, match="'train' trained weights without differential privacy"):
         tiny_run({"name": "careless"}, **PRIVATE)
     assert torch.isfinite(next(iter(tiny_run({"name": "careless"}).weights().values()))).all()

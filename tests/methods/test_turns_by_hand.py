@@ -57,7 +57,7 @@ def test_a_model_goes_to_the_next_one_drawn_if_the_first_fails(monkeypatch):
     assert state.queue == {"a": 0, "b": 0, "c": 0} | {tried[1]: 1}
 
 
-def test_bytes_are_those_of_a_round():
+def test_models_bytes_and_predictions_of_a_round_by_hand():
     rows = [
         ("a", "sent", "weights", "hand_over", 30),
         ("a", "received", "weights", "hand_over", 7),
@@ -65,17 +65,6 @@ def test_bytes_are_those_of_a_round():
     ]
     federation = SimpleNamespace(sites=("a", "b"), communication=SimpleNamespace(rows=lambda: rows))
     assert FedER(rounds=3).handed_over(federation) == {"a": {"weights": 10}, "b": {}}
-
-
-def site_with_queue():
-    site = SimpleNamespace(state=SiteState(), name="north")
-    for number in (1, 2, 3):
-        buffer = {"labels": torch.zeros(0 if number == 1 else number)}
-        FedER().receive(site, buffer, {"w": torch.tensor(float(number))} if number != 2 else None)
-    return site
-
-
-def test_the_oldest_model_comes_first_or_the_newest_alone():
     site = site_with_queue()
     assert queue_of(site) == ["came-000000001", "came-000000002", "came-000000003"]
     assert FedER().take_turn(site, only_newest=False) is None, "its buffer holds no image"
@@ -86,6 +75,21 @@ def test_the_oldest_model_comes_first_or_the_newest_alone():
     other = site_with_queue()
     assert len(FedER().take_turn(other, only_newest=True)["labels"]) == 3
     assert (float(other.state["local/w"]), queue_of(other)) == (3, [])
+    logits = torch.logit(torch.tensor([[[0.2]], [[0.6]]]))
+    assert mean_prediction(logits, values=False).sigmoid().tolist() == [[pytest.approx(0.4)]]
+    classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
+    assert mean_prediction(classes, values=False).exp().tolist() == [pytest.approx([0.4, 0.6])]
+    assert mean_prediction(torch.tensor([[[1.0]], [[3.0]]]), values=True).tolist() == [[2.0]]
+    for sure in (90.0, -90.0):
+        assert 15 < abs(float(mean_prediction(torch.full((2, 1, 1), sure), values=False))) < 17, "a logit stays finite"
+
+
+def site_with_queue():
+    site = SimpleNamespace(state=SiteState(), name="north")
+    for number in (1, 2, 3):
+        buffer = {"labels": torch.zeros(0 if number == 1 else number)}
+        FedER().receive(site, buffer, {"w": torch.tensor(float(number))} if number != 2 else None)
+    return site
 
 
 class Clocks:
@@ -135,13 +139,3 @@ def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, t
     assert federation.evaluated == rounds
     assert federation.told["asynchronous"]["turns"] == turns
     assert federation.told["asynchronous"]["time"] == time
-
-
-def test_the_mean_of_predictions_by_hand():
-    logits = torch.logit(torch.tensor([[[0.2]], [[0.6]]]))
-    assert mean_prediction(logits, values=False).sigmoid().tolist() == [[pytest.approx(0.4)]]
-    classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
-    assert mean_prediction(classes, values=False).exp().tolist() == [pytest.approx([0.4, 0.6])]
-    assert mean_prediction(torch.tensor([[[1.0]], [[3.0]]]), values=True).tolist() == [[2.0]]
-    for sure in (90.0, -90.0):
-        assert 15 < abs(float(mean_prediction(torch.full((2, 1, 1), sure), values=False))) < 17, "a logit stays finite"

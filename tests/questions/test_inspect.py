@@ -34,15 +34,12 @@ def federation_of(classes=("no", "yes"), label_range=None, summed="float"):
     return SimpleNamespace(trainer=SimpleNamespace(target=target), sums=sums)
 
 
-def test_values_lie_in_sixteen_equal_bins():
+def test_bins_of_values_labels_sides_and_spacings():
     values = np.array([-1.0, 0.0, 0.99, 1.0, 15.5, 16.0, 99.0])
     assert inspect.in_bins(values, 0, 16).tolist() == [0, 0, 0, 1, 15, 15, 15]
     assert inspect.in_bins(values[1:2] + 3, 3, 19).tolist() == [0]
     assert inspect.in_bins(np.array([3.0]), 3, 3).tolist() == [0]
     assert inspect.in_bins(np.array([0.5]), 0, 1).tolist() == [8]
-
-
-def test_labels_are_classes_or_values_between_the_bounds():
     classes = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
     bins, size = inspect.label_bins_of(np.array([2, 0]), classes)
     assert (bins.tolist(), size) == ([2, 0], 3)
@@ -51,9 +48,6 @@ def test_labels_are_classes_or_values_between_the_bounds():
     assert (bins.tolist(), size) == ([1, 15], 16)
     own = SimpleNamespace(classes=(), label_range=None)
     assert inspect.label_bins_of(np.array([5.0, 6.0, 7.0]), own)[0].tolist() == [0, 8, 15]
-
-
-def test_sides_and_spacings_are_those_of_the_files():
     geometry = np.array([[64, 63, 0.1, 0.05], [10, 2048, np.nan, np.nan], [63, 10, 0.01, 3.0], [10, 10, 500, 1]])
     files = part(geometry=geometry)
     assert inspect.side_bins(files).tolist() == [1, 8, 0, 0]
@@ -91,35 +85,12 @@ def test_counts_of_few_patients_are_not_told():
     assert tables == {"labels": [-1, -1, 30, 0]}
 
 
-def test_distances_between_histograms():
+def test_distances_between_histograms_and_their_advice():
     assert inspect.histogram_ks([1, 1, 2], [2, 1, 1]) == 0.25
     assert inspect.histogram_ks([4, -1], [0, 4]) == 1
     assert inspect.histogram_ks([-1, -1], [0, 1]) == 1
     each = {"a": {"x": [1, 0]}, "b": {"x": [0, 1]}, "c": {"x": [2, 1]}}
     assert inspect._pairwise(each, "x") == {"a and b": 1, "a and c": 0.3333, "b and c": 0.6667}
-
-
-def test_what_the_coordinator_learns():
-    found = inspect.about_sites({"north": HIGH, "south": {**LOW, "labels": [-1, 4]}}, federation_of())
-    assert found["per_site"]["south"]["splits"] == [99, 20]
-    assert found["total"]["labels"] == [4, 4]
-    assert found["total"]["splits"] == [199, 40]
-    assert (found["mean_ks"], found["pairwise_ks"]) == (1, {"north and south": 1})
-    assert (found["classes"], found["bounds"]) == (["no", "yes"], None)
-    assert found["ks"]["sides"] == {"north and south": 0}
-    three = inspect.about_sites({"a": HIGH, "b": LOW, "c": LOW}, federation_of((), (0.0, 9.0)))
-    assert (three["mean_ks"], three["bounds"]) == (pytest.approx(2 / 3), [0, 9])
-
-
-def test_a_secure_sum_tells_the_total_only():
-    secure = inspect.about_sites({"all": HIGH}, federation_of(summed="secure"))
-    assert (secure["per_site"], secure["mean_ks"], secure["total"]["labels"]) == ({}, None, [4, 0])
-    assert "not known from totals" in secure["guidance"][0]
-    assert inspect.about_sites({"all": HIGH}, federation_of())["per_site"] == {"all": HIGH}
-    assert inspect.about_sites({"a": HIGH, "b": LOW}, federation_of(summed="secure"))["per_site"]
-
-
-def test_advice_follows_from_the_distances():
     advise = inspect.guidance
     differ = advise({"north": HIGH, "south": LOW}, 1.0)
     assert differ[0].startswith("Labels differ (mean KS 1.00)")
@@ -142,6 +113,23 @@ def test_advice_follows_from_the_distances():
     untold = {**full, "splits": [-1, 0], "labels": [-1, 3]}
     assert len(advise({"north": full, "south": untold}, 0.0)) == 1, "what is not told is not few"
     assert "Fewer than 100 training images: south" in advise({"north": full, "south": {**full, "splits": [0]}}, 0)[1]
+
+
+def test_what_the_coordinator_learns_openly_and_in_a_secure_sum():
+    found = inspect.about_sites({"north": HIGH, "south": {**LOW, "labels": [-1, 4]}}, federation_of())
+    assert found["per_site"]["south"]["splits"] == [99, 20]
+    assert found["total"]["labels"] == [4, 4]
+    assert found["total"]["splits"] == [199, 40]
+    assert (found["mean_ks"], found["pairwise_ks"]) == (1, {"north and south": 1})
+    assert (found["classes"], found["bounds"]) == (["no", "yes"], None)
+    assert found["ks"]["sides"] == {"north and south": 0}
+    three = inspect.about_sites({"a": HIGH, "b": LOW, "c": LOW}, federation_of((), (0.0, 9.0)))
+    assert (three["mean_ks"], three["bounds"]) == (pytest.approx(2 / 3), [0, 9])
+    secure = inspect.about_sites({"all": HIGH}, federation_of(summed="secure"))
+    assert (secure["per_site"], secure["mean_ks"], secure["total"]["labels"]) == ({}, None, [4, 0])
+    assert "not known from totals" in secure["guidance"][0]
+    assert inspect.about_sites({"all": HIGH}, federation_of())["per_site"] == {"all": HIGH}
+    assert inspect.about_sites({"a": HIGH, "b": LOW}, federation_of(summed="secure"))["per_site"]
 
 
 def test_tables_of_another_form_are_refused():

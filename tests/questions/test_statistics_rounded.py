@@ -32,7 +32,7 @@ def whole_steps(numbers, step):
     return all(abs(number / step - round(number / step)) < 1e-6 for number in numbers)
 
 
-def test_two_equal_models_differ_by_two_steps_of_what_one_patient_can_change():
+def test_two_models_differ_by_no_less_than_one_patient_can_change():
     """One of 200 patients changes a mean by 0.005 and a figure of classes by 0.01, in each of two models."""
     site = binary(EVEN)
     told = changes_between(site, site.data.test, said(EVEN), said(EVEN))
@@ -40,9 +40,6 @@ def test_two_equal_models_differ_by_two_steps_of_what_one_patient_can_change():
     for name, step in steps.items():
         assert told[f"change of {name}"].tolist()[:3] == pytest.approx([0, -2 * step, 2 * step]), name
     assert "change of loss" not in told
-
-
-def test_delongs_test_of_two_models_is_rounded_to_what_one_patient_can_change():
     site = binary(EVEN)
     one, other = said(EVEN, 2.0), said(EVEN, 0.5, seed=1)
     value, low, high, _ = changes_between(site, site.data.test, one, other)["change of auc by DeLong"].tolist()
@@ -52,10 +49,7 @@ def test_delongs_test_of_two_models_is_rounded_to_what_one_patient_can_change():
     assert value == pytest.approx(exact.difference, abs=0.01)
     assert exact.low - 0.02 < low <= exact.low
     assert exact.high <= high < exact.high + 0.02
-
-
-def test_masks_differ_by_two_steps_of_one_patient():
-    """The Dice of one of 40 patients changes the mean by 0.025, in each of two models; the rounded step is 0.05."""
+    # The Dice of one of 40 patients changes the mean by 0.025, in each of two models; the rounded step is 0.05.
     site = segmentation(np.ones((40, 2, 2), np.uint8))
     right = {"outputs": torch.full((40, 1, 2, 2), 9.0).double()}
     told = changes_between(site, site.data.test, right, right)
@@ -86,13 +80,22 @@ def test_delongs_figures_need_ten_patients_and_enough_of_each_class(patients, le
     assert ("auc by DeLong" in one) is ("change of auc by DeLong" in two) is told
 
 
-def test_several_images_of_one_patient_do_not_make_up_for_patients():
+def test_several_images_of_one_patient_count_as_one():
     labels = np.arange(18) % 2
     site = binary(labels, 9)
     assert "auc by DeLong" in told_about(site, site.data.test, said(labels))
     few = part_of(labels, cases=np.arange(18) // 2)  # nine patients, each with an image of both classes
     assert "auc by DeLong" not in told_about(site, few, said(labels))
     assert "change of auc by DeLong" not in changes_between(site, few, said(labels), said(labels, seed=1))
+    masks = np.array([[[1, 1]], [[0, 0]], [[1, 0]]], np.uint8)
+    site = segmentation(masks, cases=np.array([7, 3, 7]))
+    # probabilities: one half is no mask. Patient 7: 1 of 2 and 1 of 1 pixel, 1 too many. Patient 3: one too many
+    outputs = torch.tensor([[[[0.9, 0.5]]], [[[0.6, 0.2]]], [[[0.51, 0.7]]]]).double()
+    found = score(site, site.data.test, {"outputs": outputs}).metrics
+    of_patient_7, of_patient_3 = 2 * 2 / (3 + 3), 0.0
+    everyone, only_7 = np.ones((1, 3)), np.array([[1.0, 0.0, 1.0]])
+    assert float(found(everyone)["dice"][0]) == pytest.approx((of_patient_7 + of_patient_3) / 2, abs=1e-3)
+    assert float(found(only_7)["dice"][0]) == pytest.approx(of_patient_7, abs=1e-3)
 
 
 @pytest.mark.parametrize(("least", "known"), [(0, [1, 1, 0]), (3, [1, 0, 0]), (2, [1, 1, 0])])
@@ -106,11 +109,23 @@ def test_a_class_is_told_of_from_the_fewest_patients_on(least, known):
     assert told_about(site, part, {"outputs": outputs})["classes told"].tolist() == known
 
 
-def test_a_long_name_of_a_sub_group_is_cut_off():
+def test_names_histograms_and_p_values_by_hand():
     scanners = np.array(["s" * 200] * 200)
     site = binary(EVEN, columns=scanners[:, None], names=("scanner",))
     told = told_about(site, site.data.test, said(EVEN), ["scanner"])
     assert f"scanner = {'s' * 110}accuracy" in told, "120 letters, and the name of a metric"
+    check_told(whole({"bins": [MOST_IMAGES] * 5, "right": [0, 1, 2, 3, MOST_IMAGES]}), 2)
+    for lie in ({"bins": [MOST_IMAGES + 1] * 5}, {"right": [-1, 0, 0, 0, 0]}, {"right": [5, 0, 0, 0, 0]}):
+        with pytest.raises(ParcelRejected, match="has numbers that no images have"):
+            check_told(whole({**BINS, **lie}), 2)
+    interval = torch.tensor([0.5, 0.4, 0.6, 0.0], dtype=torch.float64)
+    check_told({"x" * 240: interval}, 2)
+    with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
+        check_told({"x" * 241: interval}, 2)
+    told = [(0.0, 0.0, 0.0, 0.0), (0.1, 0.1, 0.1, 0.0), (0.1, 0.0, 0.2, 0.0), (1.0, 1.0, 1.0, 0.0)]
+    assert [_p(one) for one in told] == [1.0, 0.0, 0.0, 0.0]
+    for value in (1.96, -1.96):
+        assert _p((value, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
 
 
 def segmentation(masks, cases=None):
@@ -118,18 +133,6 @@ def segmentation(masks, cases=None):
     site = site_of(None, SimpleNamespace(classes=()), part)
     site.trainer.task = SimpleNamespace(dense=True, like="segmentation", predictions=lambda said, _: said[:, 0])
     return site
-
-
-def test_dice_is_that_of_all_images_of_a_patient_together():
-    masks = np.array([[[1, 1]], [[0, 0]], [[1, 0]]], np.uint8)
-    site = segmentation(masks, cases=np.array([7, 3, 7]))
-    # probabilities: one half is no mask. Patient 7: 1 of 2 and 1 of 1 pixel, 1 too many. Patient 3: one too many
-    outputs = torch.tensor([[[[0.9, 0.5]]], [[[0.6, 0.2]]], [[[0.51, 0.7]]]]).double()
-    found = score(site, site.data.test, {"outputs": outputs}).metrics
-    of_patient_7, of_patient_3 = 2 * 2 / (3 + 3), 0.0
-    everyone, only_7 = np.ones((1, 3)), np.array([[1.0, 0.0, 1.0]])
-    assert float(found(everyone)["dice"][0]) == pytest.approx((of_patient_7 + of_patient_3) / 2, abs=1e-3)
-    assert float(found(only_7)["dice"][0]) == pytest.approx(of_patient_7, abs=1e-3)
 
 
 BINS = {"bins": [4, 0, 0, 0, 1], "right": [4, 0, 0, 0, 0]}
@@ -151,20 +154,6 @@ def test_another_number_is_refused_beside_a_histogram_that_holds(classes):
         check_told(whole({"classes told": classes, **BINS}), 2)
 
 
-def test_a_histogram_may_have_as_many_images_as_a_site_may_say():
-    check_told(whole({"bins": [MOST_IMAGES] * 5, "right": [0, 1, 2, 3, MOST_IMAGES]}), 2)
-    for lie in ({"bins": [MOST_IMAGES + 1] * 5}, {"right": [-1, 0, 0, 0, 0]}, {"right": [5, 0, 0, 0, 0]}):
-        with pytest.raises(ParcelRejected, match="has numbers that no images have"):
-            check_told(whole({**BINS, **lie}), 2)
-
-
-def test_a_name_may_have_the_letters_of_a_column_and_a_value():
-    interval = torch.tensor([0.5, 0.4, 0.6, 0.0], dtype=torch.float64)
-    check_told({"x" * 240: interval}, 2)
-    with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
-        check_told({"x" * 241: interval}, 2)
-
-
 @pytest.mark.parametrize(("name", "value", "low", "believed"), [
     ("auc", 0.5, 0.5 + 0.9e-6, True),  # as rounding leaves it
     ("auc", 0.5, 0.5 + 1.5e-6, False),
@@ -180,7 +169,7 @@ def test_a_value_lies_in_its_interval_up_to_rounding(name, value, low, believed)
             check_told(told, 2)
 
 
-def test_nothing_is_said_of_classes_that_a_site_does_not_tell_of():
+def test_what_a_site_does_not_tell_is_not_said():
     interval = torch.tensor([0.5, 0.4, 0.6, 0.01], dtype=torch.float64)
     replies = [
         Reply("north", (Parcel("statistics", {"auc": interval}),)),
@@ -189,15 +178,9 @@ def test_nothing_is_said_of_classes_that_a_site_does_not_tell_of():
     found = joined(replies, ("clear", "ill", "worse"))
     assert found["notes"] == ["site 'south' has no test image of ill, worse, or too few"]
     assert found["per_site"] == {"north": {"auc": [0.5, 0.4, 0.6, 0.01]}, "south": {}}
-
-
-def test_a_site_without_test_images_tells_nothing_of_a_brought_model():
     site = binary(EVEN)
     site.data.test = part_of(EVEN[:0])
     assert EvaluateOnly().give_intervals(site, said(EVEN), against=said(EVEN)).tensors == {}
-
-
-def test_a_reply_with_intervals_is_checked_and_no_other():
     federation = SimpleNamespace(trainer=SimpleNamespace(target=SimpleNamespace(classes=("clear", "ill"))))
     lie = SimpleNamespace(parcel=lambda kind: Parcel(kind, {"auc": torch.ones(5)}))
     method = EvaluateOnly()
@@ -213,10 +196,3 @@ def test_a_second_model_is_of_the_same_network(tmp_path):
     for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
         with pytest.raises(BadInput, match="has other tensors than the first model"):
             second_model(str(file), other)
-
-
-def test_p_values_by_hand():
-    told = [(0.0, 0.0, 0.0, 0.0), (0.1, 0.1, 0.1, 0.0), (0.1, 0.0, 0.2, 0.0), (1.0, 1.0, 1.0, 0.0)]
-    assert [_p(one) for one in told] == [1.0, 0.0, 0.0, 0.0]
-    for value in (1.96, -1.96):
-        assert _p((value, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)

@@ -158,15 +158,12 @@ def test_what_a_run_would_refuse_is_refused_before(method, generator, more, refu
         parse_study({**tables(method, generator, "classification"), **more})
 
 
-def test_classes_apart_are_refused_where_labels_are_values():
-    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
-        parse_study(tables({"name": "feder"}, {"name": "dcgan", "condition": "apart"}, "regression"))
-
-
-def test_a_wrong_seed_is_said_beside_what_is_wrong_in_the_tables():
+def test_wrong_seeds_and_values_are_said_beside_the_rest():
     tables = {"seed": -1, "data": {"source": "fundus-phantom", "sizee": 3}, "sites": {"partition": "iid", "count": 3}}
     with pytest.raises(BadInput, match=r"(?s)^seed: must be .*\ndata\.sizee: no such.*\nmethod\.rounds: must be"):
         parse_study({**tables, "method": {"name": "fedavg", "rounds": 1.5}})
+    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
+        parse_study(tables({"name": "feder"}, {"name": "dcgan", "condition": "apart"}, "regression"))
 
 
 @pytest.mark.parametrize("name", [[], {}, [[]], 3, None])
@@ -266,7 +263,7 @@ def test_a_refusal_is_foreseen_and_its_cure_works(method, tables, policy, words,
     assert refused_by(cured, Policy(**{**KIT, **policy}), SITE) == []
 
 
-def test_what_depends_on_images_is_a_condition_for_the_coordinator_and_marked_at_the_site():
+def test_conditions_are_counted_for_coordinator_and_site():
     (few, rare) = refusals(ANALYTIC, own=None, **ENCODED)
     assert str(few).startswith("a site with 1,024 training images or fewer sends no sums")
     assert str(rare).startswith("a site with a class of fewer than 10 patients (min_cohort) sends nothing")
@@ -276,9 +273,6 @@ def test_what_depends_on_images_is_a_condition_for_the_coordinator_and_marked_at
     assert (found.by_images, "class 'diseased'" in found.what, "data.merge" in found.cure) == (True, True, True)
     (found,) = refusals({"name": "fedavg"}, own=Counts(30, 6))
     assert found.by_images
-
-
-def test_a_site_counts_images_patients_and_classes():
     part = ImageSet(np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 0, 1, 0]), cases=np.array([5, 5, 5, 6]))
     assert Counts.of(part, ("a", "b")) == Counts(4, 2, {"a": 2, "b": 1})
 

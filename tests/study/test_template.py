@@ -86,7 +86,7 @@ def test_only_numbers_with_a_rule_shrink(name):
         assert all(after == scaled_number(before, rule, 0.1) for before, after in values), path
 
 
-def test_numbers_of_a_quarter_by_hand():
+def test_numbers_of_a_quarter_and_of_the_papers():
     tables = tomllib.loads(preset("qu-bone-age", scale=0.25))
     assert (tables["data"]["size"], tables["data"]["samples"]) == (64, 1644)
     assert (tables["method"]["rounds"], tables["optimizer"]["decay_every"]) == (26, 9)
@@ -95,17 +95,7 @@ def test_numbers_of_a_quarter_by_hand():
     assert tables["optimizer"]["lr"] == 0.001
     assert tables["sites"]["count"] == 4
     assert "size = 64  # at scale 1: 256; Section 4.1 [side]\n" in preset("qu-bone-age", scale=0.25)
-
-
-@given(value=st.integers(1, 10**6), rule=st.sampled_from(sorted(RULES)), scale=st.floats(SMALLEST, 1))
-def test_no_number_grows_or_vanishes(value, rule, scale):
-    smaller = scaled_number(value, rule, scale)
-    assert 1 <= smaller <= value
-    assert scaled_number(value, rule, 1.0) <= value
-
-
-def test_numbers_of_the_papers():
-    """The settings that the papers state, by hand."""
+    # The settings that the papers state, by hand.
     bones, tb, skin = (parse_study(tomllib.loads(preset(n))) for n in ("qu-bone-age", "feder-tb", "felicia-3"))
     assert (bones.model.backbone, bones.data.size, bones.sites.count) == ("resnet34", 256, 4)
     assert (bones.optimizer.name, bones.optimizer.lr, bones.optimizer.batch_size) == ("sgd", 0.001, 32)
@@ -117,6 +107,13 @@ def test_numbers_of_the_papers():
     assert (tb.tuning.patience, tb.tuning.growth, tb.tuning.alpha, tb.tuning.scale) == (10_000, 2.5, 1.0, "sum")
     assert (skin.sites.per_class, round(300 * skin.sites.share), skin.data.size) == (300, 10, 64)
     assert (skin.method.weight, skin.method.images, skin.method.rounds * skin.method.steps) == (3.0, 400, 200_000)
+
+
+@given(value=st.integers(1, 10**6), rule=st.sampled_from(sorted(RULES)), scale=st.floats(SMALLEST, 1))
+def test_no_number_grows_or_vanishes(value, rule, scale):
+    smaller = scaled_number(value, rule, scale)
+    assert 1 <= smaller <= value
+    assert scaled_number(value, rule, 1.0) <= value
 
 
 @pytest.mark.parametrize("name", NAMES)

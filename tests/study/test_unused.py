@@ -67,8 +67,10 @@ def test_every_rule_has_an_example():
             assert any(f"{rule.table}.{setting}" in EXAMPLES for setting in rule.settings), rule
 
 
-def test_a_study_with_every_setting_written_out_says_nothing(tiny):
+def test_what_is_written_out_or_built_in_says_nothing(tiny):
     assert [*ignored(parse_study(tiny("fedavg").as_tables()))] == []
+    with pytest.raises(BadInput, match=r"model\.arguments"):
+        tiny("fedavg", {"model.arguments": {"spatial_dims": 2}})
 
 
 @pytest.mark.parametrize(("setting", "value"), [("images", "80"), ("path", "/nowhere"), ("label", "age")])
@@ -76,11 +78,6 @@ def test_settings_of_files_are_not_for_drawn_images(setting, value, capsys):
     assert run_app(["study", "check", str(default_path()), "--set", f"data.{setting}={value}"]) == 0
     said = capsys.readouterr().err
     assert said == f"data.{setting}: not used, as data.source = 'fundus-phantom' has images of another kind\n"
-
-
-def test_networks_that_are_built_in_refuse_arguments(tiny):
-    with pytest.raises(BadInput, match=r"model\.arguments"):
-        tiny("fedavg", {"model.arguments": {"spatial_dims": 2}})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def written(tiny, tmp_path):
     return write
 
 
-def test_a_plain_method_over_a_study_that_replays_by_its_name_does_not_replay(written):
+def test_replay_goes_with_the_method(written):
     file = written("cwt-replay", {"replay.ratio": 2.0})
     with pytest.warns(Notice, match=r"method\.name = 'cwt': the table \[replay\] of the study is left out"):
         study = load_study(file, ["method.name=cwt"])
@@ -36,15 +36,12 @@ def test_a_plain_method_over_a_study_that_replays_by_its_name_does_not_replay(wr
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_study(file, ["method.name=fedavg-replay"]).replay.ratio == 2
-
-
-def test_a_method_with_a_replay_table_of_its_own_hands_it_on_and_says_so(written):
     with pytest.warns(Notice, match="method.name = 'cwt': it replays, as the study has a table"):
         study = load_study(written("fedavg", {"replay.ratio": 2.0}), ["method.name=cwt"])
     assert study.replay.ratio == 2
 
 
-def test_settings_and_tables_of_another_method_are_left_out(written):
+def test_settings_tables_and_partitions_of_another_method(written):
     file = written("feder", {"tuning.alpha": 0.5}, buffer=7)
     with pytest.warns(Notice) as told:
         study = load_study(file, ["method.name=fedprox", "method.mu=0.3"])
@@ -55,9 +52,6 @@ def test_settings_and_tables_of_another_method_are_left_out(written):
     # a setting that is asked for in the same command is refused as ever
     with pytest.raises(BadInput, match=r"method\.buffer: no such setting"):
         load_study(file, ["method.name=fedprox", "method.buffer=8"])
-
-
-def test_another_generator_and_another_partition(written):
     file = written("felicia", {"generator.name": "dcgan", "generator.critic_steps": 3, "generator.width": 5})
     with pytest.warns(Notice, match=r"generator\.name = 'stylegan2': generator\.critic_steps of the study is left out"):
         study = load_study(file, ["generator.name=stylegan2"])
@@ -83,7 +77,7 @@ def test_drawn_images_instead_of_real_ones_need_no_notice(tmp_path):
         assert load_study(tmp_path / "study.toml", ["data.source=chest-phantom"]).data.samples == 40
 
 
-def test_a_generator_that_is_not_named_is_the_methods_own(written):
+def test_generators_change_with_the_method(written):
     file = written("fedavg")
     text = file.read_text()
     file.write_text(text[: text.index("[generator]")] + text[text.index("[evaluation]") :])
@@ -91,9 +85,6 @@ def test_a_generator_that_is_not_named_is_the_methods_own(written):
     assert (study.generator.name, study.generator.epochs) == ("vqvae2", 8)
     study = load_study(file, ["method.name=feder", "generator.steps=8"])
     assert (study.generator.name, study.generator.steps) == ("dcgan", 8)
-
-
-def test_a_generator_that_is_only_written_out_changes_with_the_method(written):
     assert load_study(written("fedavg"), ["method.name=felicia"]).generator.name == "dcgan"
     chosen = written("fedavg", {"generator.name": "vqvae2", "generator.epochs": 7})
     with pytest.raises(BadInput, match=r"generator\.name: felicia trains GANs"):

@@ -32,7 +32,7 @@ def test_loss_by_hand_with_and_without_weights():
     assert weighted.item() == pytest.approx((3 * first + second) / 4)
 
 
-def test_metrics_by_hand():
+def test_classification_by_hand():
     # margins of class 1: 1, -1, 2, -2; labels 0 0 1 1: two of four right, pairs ordered right: 2>1, 2>-1
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
     labels = torch.tensor([0, 0, 1, 1])
@@ -44,14 +44,22 @@ def test_metrics_by_hand():
     assert result["auc"] == 0.5
     costs = [math.log(1 + math.exp(x)) for x in (1, -1, -2, 2)]
     assert result["loss"] == pytest.approx(sum(costs) / 4)
-
-
-def test_balanced_accuracy_counts_classes_not_images():
     logits = torch.eye(3)[[0, 0, 0, 0, 1, 0]] * 5
     labels = torch.tensor([0, 0, 0, 0, 1, 1])
     result = metrics(logits, labels, THREE)
     assert result["accuracy"] == pytest.approx(5 / 6)
     assert result["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
+    logits = torch.tensor([[2.0, 0.0, -9.0], [0.0, 2.0, -9.0], [1.0, 0.0, -9.0], [0.0, 1.0, -9.0]])
+    assert metrics(logits, torch.tensor([0, 1, 0, 1]), THREE)["auc"] == 1.0
+    one_class = metrics(torch.randn(4, 2), torch.ones(4).long(), TWO)
+    assert set(one_class) == {"accuracy", "balanced_accuracy", "loss"}
+    assert metrics(torch.zeros(0, 2), torch.zeros(0).long(), TWO) == {}
+    logits = torch.tensor([[0.0, 1e30], [1e30, 0.0], [0.0, torch.inf], [float("nan"), 0.0]])
+    sums = TASK.sums(TASK.observe(logits, None, TWO), torch.tensor([1, 0, 1, 0]), None, TWO)
+    assert sums["histograms"].sum((1, 2)).tolist() == [4, 4]
+    assert TASK.outputs(THREE) == 3
+    with pytest.raises(BadInput, match=r"task\.name: classification needs two classes or more, .* names 0"):
+        TASK.outputs(Target(unit="months"))
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 30.0, 300.0])
@@ -75,23 +83,6 @@ def test_three_classes_give_the_macro_one_vs_rest_auc():
     assert result["loss"] == pytest.approx(log_loss(labels, probabilities))
 
 
-def test_a_class_without_images_is_left_out_of_the_auc():
-    logits = torch.tensor([[2.0, 0.0, -9.0], [0.0, 2.0, -9.0], [1.0, 0.0, -9.0], [0.0, 1.0, -9.0]])
-    assert metrics(logits, torch.tensor([0, 1, 0, 1]), THREE)["auc"] == 1.0
-
-
-def test_what_the_data_cannot_define_is_left_out():
-    one_class = metrics(torch.randn(4, 2), torch.ones(4).long(), TWO)
-    assert set(one_class) == {"accuracy", "balanced_accuracy", "loss"}
-    assert metrics(torch.zeros(0, 2), torch.zeros(0).long(), TWO) == {}
-
-
-def test_extreme_logits_keep_every_image_in_the_histograms():
-    logits = torch.tensor([[0.0, 1e30], [1e30, 0.0], [0.0, torch.inf], [float("nan"), 0.0]])
-    sums = TASK.sums(TASK.observe(logits, None, TWO), torch.tensor([1, 0, 1, 0]), None, TWO)
-    assert sums["histograms"].sum((1, 2)).tolist() == [4, 4]
-
-
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(0, 99))
 def test_sums_of_two_sites_are_those_of_the_pooled_images(ours, theirs, seed):
     labels = torch.tensor(ours + theirs, dtype=torch.int64)
@@ -105,12 +96,6 @@ def test_sums_of_two_sites_are_those_of_the_pooled_images(ours, theirs, seed):
     assert torch.equal(added["confusion"], pooled["confusion"])
     assert torch.equal(added["histograms"], pooled["histograms"])
     assert TASK.finish(added) == pytest.approx(TASK.finish(pooled))
-
-
-def test_fewer_than_two_classes_is_an_error():
-    assert TASK.outputs(THREE) == 3
-    with pytest.raises(BadInput, match=r"task\.name: classification needs two classes or more, .* names 0"):
-        TASK.outputs(Target(unit="months"))
 
 
 MONTHS = Target(unit="months", label_range=(0.0, 240.0))  # scaled: (label - 120) / 120
@@ -127,19 +112,16 @@ def test_loss_by_hand_on_scaled_labels(criterion, expected):
     assert task.loss(output, labels, MONTHS).item() == pytest.approx(expected)
 
 
-def test_weights_favour_an_image():
-    output, labels = torch.tensor([[0.5], [-1.0]]), torch.tensor([120.0, 240.0])
-    weighted = Regression().loss(output, labels, MONTHS, weights=torch.tensor([3.0, 1.0]))
-    assert weighted.item() == pytest.approx((3 * 0.5 + 2.0) / 4)
-
-
-def test_metrics_by_hand_in_the_labels_unit():
+def test_regression_by_hand_in_the_labels_unit():
     task = Regression()
     output, labels = torch.tensor([[0.5], [-1.0]]), torch.tensor([120.0, 240.0])
     assert task.predictions(output, MONTHS).tolist() == [180.0, 0.0]
     result = task.finish(task.sums(task.observe(output, labels, MONTHS), labels, None, MONTHS))
     wanted = {"mae": (60 + 240) / 2, "rmse": math.sqrt((60**2 + 240**2) / 2), "loss": 1.25}
     assert result == pytest.approx(wanted)
+    output, labels = torch.tensor([[0.5], [-1.0]]), torch.tensor([120.0, 240.0])
+    weighted = Regression().loss(output, labels, MONTHS, weights=torch.tensor([3.0, 1.0]))
+    assert weighted.item() == pytest.approx((3 * 0.5 + 2.0) / 4)
 
 
 @given(st.lists(st.floats(0, 240), max_size=20), st.lists(st.floats(0, 240), max_size=20))
@@ -194,12 +176,12 @@ def test_dice_by_hand_per_image_and_per_patient():
     assert dice(facts) == pytest.approx((4 / 6 + 1 + 4 / 8) / 3)
     # the empty slice belongs to the first patient, and no longer counts as a perfect one
     assert dice(facts, cases=torch.tensor([7, 7, 3])) == pytest.approx((4 / 6 + 4 / 8) / 2)
-
-
-def test_predicting_nothing_where_something_is_scores_zero_and_both_empty_one():
     assert dice(observed(rows(0), rows(3))) == 0
     assert dice(observed(rows(3), rows(0))) == 0
     assert dice(observed(rows(0), rows(0))) == 1
+    assert MASKS.finish(MASKS.sums(torch.zeros(0, 4).double(), torch.zeros(0), None, LESION)) == {}
+    with pytest.raises(BadInput, match=r"task\.name: segmentation needs masks"):
+        MASKS.targets(torch.zeros(2), None)
 
 
 def test_dice_of_images_is_monais():
@@ -210,15 +192,12 @@ def test_dice_of_images_is_monais():
     assert dice(observed(predicted, true)) == pytest.approx(monai.aggregate().item(), abs=1e-6)
 
 
-def test_loss_by_hand_is_soft_dice_plus_cross_entropy():
+def test_losses_of_masks_by_hand():
     logits = torch.tensor([math.log(3.0), 0.0]).reshape(1, 1, 1, 2)  # probabilities 3/4 and 1/2
     targets = MASKS.targets(torch.zeros(1), torch.tensor([[[1, 0]]], dtype=torch.uint8))
     soft_dice = 1 - 2 * 0.75 / (0.75 + 0.5 + 1)
     cross_entropy = (math.log(4 / 3) + math.log(2)) / 2
     assert MASKS.loss(logits, targets, LESION).item() == pytest.approx(soft_dice + cross_entropy, abs=1e-4)
-
-
-def test_each_image_has_a_loss_of_its_own():
     logits, masks = torch.randn(3, 1, 5, 5), torch.randint(0, 2, (3, 5, 5), dtype=torch.uint8)
     targets = MASKS.targets(torch.zeros(3), masks)
     together = MASKS.losses(logits, targets, LESION)
@@ -243,15 +222,6 @@ def test_sums_of_two_sites_are_those_of_the_pooled_patients(ours, theirs):
     assert MASKS.finish(added) == pytest.approx(MASKS.finish(pooled))
 
 
-def test_no_images_no_metrics():
-    assert MASKS.finish(MASKS.sums(torch.zeros(0, 4).double(), torch.zeros(0), None, LESION)) == {}
-
-
-def test_masks_are_needed():
-    with pytest.raises(BadInput, match=r"task\.name: segmentation needs masks"):
-        MASKS.targets(torch.zeros(2), None)
-
-
 def square(left: int, top: int, side: int, size: int = 16):
     mask = torch.zeros(1, size, size)
     mask[:, top : top + side, left : left + side] = 1
@@ -271,9 +241,6 @@ def test_distances_between_outlines_by_hand():
     assert facts[:, 4:].tolist() == [[3, 3, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
     metrics = task.finish(task.sums(facts, torch.zeros(4), None, Target()))
     assert metrics["hausdorff95"] == metrics["average_surface_distance"] == 1.5  # of the two images that have both
-
-
-def test_distances_are_left_out_where_no_image_has_both_outlines():
     task = Segmentation(surface_distances=True)
     facts = task.observe(torch.full((2, 1, 8, 8), -5.0), torch.ones(2, 1, 8, 8), Target())
     assert task.finish(task.sums(facts, torch.zeros(2), None, Target())).keys() == {"dice", "loss"}

@@ -19,23 +19,12 @@ MONTHS = Target((), "months", (0.0, 10.0))
 COST = [(60, 4, 0.06, 0.05), (100, 4, 0.04, 0.02), (400, 4, 0.02, 0.01)]
 
 
-def test_counts_are_none_or_at_least_the_smallest_by_hand():
+def test_counts_and_bins_of_few_images_by_hand():
     counts = torch.tensor([0, 4, 5, 9, 10, 12, 13, 17, 18])
     assert round_counts(counts, 10).tolist() == [0, 0, 10, 10, 10, 10, 15, 15, 20]
     assert round_counts(torch.tensor([0, 1, 2, 3]), 1).tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("smallest", "step"), [(0.1, 0.1), (0.11, 0.2), (0.3, 0.5), (0.6, 1.0), (2, 2), (3, 5)])
-def test_steps_are_one_two_or_five(smallest, step):
-    assert step_above(smallest) == pytest.approx(step)
-
-
-def test_a_mean_is_cut_off_and_rounded_to_what_one_image_changes():
     assert float(round_mean(torch.tensor(0.4321), 100, 4.0)) == pytest.approx(0.45)  # steps of 0.05, above 4 / 100
     assert float(round_mean(torch.tensor(1e9), 100, 4.0)) == 4.0
-
-
-def test_small_bins_join_their_neighbours_by_hand():
     counts = torch.tensor([1, 0, 3, 1, 6, 0, 2, 2])
     # 1 + 3 + 1 reach 5, in four bins; 6 is enough; 2 + 2 are too few and join the 6: 10, in four bins. 5 is told as 6
     assert merge_small(counts, 5).tolist() == [1.5] * 4 + [2.5] * 4
@@ -45,6 +34,11 @@ def test_small_bins_join_their_neighbours_by_hand():
     assert merge_small(counts, 1, 2).tolist() == [0.5, 0.5, 2, 2, 3, 3, 2, 2]
     # the first two and the last two count in the next ones: 4, 1, 6, 4
     assert merge_small(counts, 1, 1, 2).tolist() == [0, 0, 4, 1, 6, 4, 0, 0]
+
+
+@pytest.mark.parametrize(("smallest", "step"), [(0.1, 0.1), (0.11, 0.2), (0.3, 0.5), (0.6, 1.0), (2, 2), (3, 5)])
+def test_steps_are_one_two_or_five(smallest, step):
+    assert step_above(smallest) == pytest.approx(step)
 
 
 @pytest.mark.parametrize("places", [(0, 300, 639), (705, 800, 1023)])
@@ -100,16 +94,13 @@ def test_what_a_deployed_site_tells_passes_the_check_of_who_receives_it():
         task.check_sums(sums, TWO)
     with pytest.raises(ValueError, match="confusion matrix must be whole"):
         task.check_sums(exact | {"confusion": exact["confusion"] + 0.5}, TWO)
-
-
-def test_too_few_images_of_every_class_tell_nothing():
     labels = torch.tensor([0, 1] * 4)
     task = Classification()
     sums = task.sums(task.observe(torch.randn(8, 2).double(), labels, TWO), labels, None, TWO)
     assert task.finish(task.coarse(sums, 10, TWO)) == {}
 
 
-def test_one_wild_prediction_does_not_show_in_a_regression():
+def test_wild_predictions_and_distances_show_no_image():
     labels = torch.linspace(1, 9, 40)
     outputs = ((labels - 5) / 5 + 0.1)[:, None].double()
     wild = outputs.clone()
@@ -122,9 +113,6 @@ def test_one_wild_prediction_does_not_show_in_a_regression():
     assert told[0]["mae"] == pytest.approx(0.5)
     assert abs(told[1]["mae"] - told[0]["mae"]) <= 0.5 + 1e-9
     assert all(abs(one["mae"] / 0.5 - round(one["mae"] / 0.5)) < 1e-9 for one in told)
-
-
-def test_a_segmentations_distances_stay_and_its_loss_is_cut_off():
     task = Segmentation(surface_distances=True)
     seen = torch.tensor([[5.0, 10, 10, 80, 3, 2, 1]] * 20).double()
     sums = task.sums(task.bounded(seen, TWO), torch.zeros(20), None, TWO)
@@ -148,7 +136,7 @@ def draws(seed, scale):
     return lambda like: scale * torch.randn(like.shape, generator=rng, dtype=like.dtype)
 
 
-def test_errors_of_ages_by_hand():
+def test_errors_and_noise_of_ages_by_hand():
     """Predictions 110 and 190 for 100 and 40: errors 10 and 150, which counts as 50, a quarter of the range."""
     task = Regression()
     sums = sums_of(task, [[0.1], [0.9]], [100.0, 40.0], AGES)
@@ -156,10 +144,7 @@ def test_errors_of_ages_by_hand():
     assert float(sums["squared_error"]) == pytest.approx(100 + 2500)
     told = task.noised(sums, torch.zeros_like, AGES)
     assert task.finish(told) == pytest.approx({"mae": 30, "rmse": math.sqrt(1300), "loss": 0.3})
-
-
-def test_noise_of_ages_by_hand():
-    """One unit of noise is sqrt(2) of the largest errors, 50 and 2,500."""
+    # One unit of noise is sqrt(2) of the largest errors, 50 and 2,500.
     told = Regression().noised(sums_of(Regression(), [[0.1]] * 8, [100.0] * 8, AGES), torch.ones_like, AGES)
     assert float(told["absolute_error"]) == pytest.approx(80 + math.sqrt(2) * 50)
     assert float(told["squared_error"]) == pytest.approx(800 + math.sqrt(2) * 2500)
@@ -183,7 +168,7 @@ def test_the_loss_follows_from_the_errors(criterion):
     )
 
 
-def test_counts_of_two_classes_by_hand():
+def test_counts_and_noise_of_two_classes_by_hand():
     """Without noise the matrix is as it was; the histograms of the first class mirror those of the second."""
     task = Classification()
     sums = sums_of(task, [[0.0, 2.0], [1.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [1, 1, 0, 0], TWO)
@@ -195,11 +180,8 @@ def test_counts_of_two_classes_by_hand():
         3 / 4
     )  # margins 2 and -1 against 1 and -3
     task.check_sums(told, TWO)
-
-
-def test_noise_of_two_classes_by_hand():
-    """An image is in one cell of the matrix and one of a histogram: length sqrt(2). The same noise on all four cells of
-    the matrix is taken off again, as they add up to the four images."""
+    # An image is in one cell of the matrix and one of a histogram: length sqrt(2). The same noise on all four cells of
+    # the matrix is taken off again, as they add up to the four images.
     task, asked = Classification(), []
 
     def first_cell(like):
@@ -211,6 +193,13 @@ def test_noise_of_two_classes_by_hand():
     assert [tuple(shape) for shape in asked] == [(4,), (1, 2, 16)]
     # 20 + 4 sqrt(2) and 20, which are 45.66 together: 2.83 less for each; then whole
     assert told["confusion"].tolist() == [[23, 0], [0, 17]]
+    task, rng = Classification(), torch.Generator().manual_seed(3)
+    labels = torch.randint(2, (400,), generator=rng)
+    outputs = torch.randn(400, 2, generator=rng) + torch.nn.functional.one_hot(labels, 2)
+    sums = sums_of(task, outputs.tolist(), labels.tolist(), TWO)
+    exact, told = task.finish(sums), task.finish(task.noised(sums, draws(4, 0.5), TWO))
+    for name in ("accuracy", "balanced_accuracy", "auc"):
+        assert told[name] == pytest.approx(exact[name], abs=0.05)
 
 
 @pytest.mark.parametrize("target", [TWO, THREE])
@@ -238,16 +227,6 @@ def test_a_coordinator_takes_noised_counts(target, scale):
     assert all(0 <= task.finish(told)[name] <= 1 for name in ("accuracy", "balanced_accuracy"))
 
 
-def test_little_noise_changes_little():
-    task, rng = Classification(), torch.Generator().manual_seed(3)
-    labels = torch.randint(2, (400,), generator=rng)
-    outputs = torch.randn(400, 2, generator=rng) + torch.nn.functional.one_hot(labels, 2)
-    sums = sums_of(task, outputs.tolist(), labels.tolist(), TWO)
-    exact, told = task.finish(sums), task.finish(task.noised(sums, draws(4, 0.5), TWO))
-    for name in ("accuracy", "balanced_accuracy", "auc"):
-        assert told[name] == pytest.approx(exact[name], abs=0.05)
-
-
 def test_the_nearest_counts_by_hand():
     """5, 1 and -3 are to add up to 4: 1 less for the first two, and none of the third."""
     assert nearest_counts(torch.tensor([5.0, 1.0, -3.0]), 4).tolist() == [4, 0, 0]
@@ -255,7 +234,4 @@ def test_the_nearest_counts_by_hand():
     assert nearest_counts(torch.tensor([3.0, -1.0]), 0).tolist() == [0, 0]
     assert nearest_counts(torch.tensor([3.0, -1.0]), 1).tolist() == [1, 0]
     assert nearest_counts(torch.tensor([0.5, 0.1]), 0.5).tolist() == pytest.approx([0.45, 0.05])
-
-
-def test_whole_counts_round_the_largest_rests_up():
     assert whole_counts(torch.tensor([1.6, 0.9, 2.5]), 5).tolist() == [2, 1, 2]

@@ -17,29 +17,27 @@ def number(value, dtype=torch.float64):
     return torch.tensor(value, dtype=dtype)
 
 
-def test_a_higher_accuracy_and_a_lower_error_are_better():
+def test_metrics_rank_higher_accuracy_and_lower_error():
     assert Classification().rank({"accuracy": 0.75, "loss": 0.5}) == (0.75, -0.5)
     assert Classification().rank({"accuracy": 0.75}) == (0.75, 0.0)
     assert Regression().rank({"mae": 8.0, "loss": 0.25}) == (-8.0, -0.25)
-
-
-def test_a_metric_that_is_named_decides_and_one_that_is_not_there_gives_nothing():
     assert Classification().rank({"accuracy": 0.75, "auc": 0.25, "loss": 1.0}, "auc") == (0.25, -1.0)
     assert Classification().rank({"accuracy": 0.75, "loss": 2.0}, "loss") == (-2.0, -2.0)
     assert Classification().rank({"accuracy": 0.75}, "auc") is None
 
 
-def test_predictions_are_probabilities_of_classes_and_of_a_mask():
+def test_predictions_ranges_and_bounds_by_hand():
     shares = Classification().predictions(torch.tensor([[1.0, 1.0], [2.0, 2.0]]), TWO)
     assert shares.tolist() == [[0.5, 0.5], [0.5, 0.5]]
     mask = Segmentation().predictions(torch.zeros(2, 1, 3, 4), Target())
     assert mask.shape == (2, 3, 4)
     assert bool((mask == 0.5).all())
-
-
-def test_the_range_of_labels_has_a_middle_and_half_a_width():
     assert scale(OTHER_AGES) == (150.0, 50.0)
     assert Regression().predictions(torch.tensor([[0.5]]), OTHER_AGES).tolist() == [175.0]
+    assert Regression().bounded(torch.tensor([-3.0, -0.5, 0.5, 3.0]), AGES).tolist() == [-1.0, -0.5, 0.5, 1.0]
+    output = torch.tensor([0.4, 0.6, 1.5, -1.0]).reshape(1, 1, 2, 2)
+    observed = Segmentation().observe(output, torch.ones(1, 1, 2, 2), Target())
+    assert observed[0, :3].tolist() == [3.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(("criterion", "loss"), [("l1", 2.0), ("mse", 4.0), ("huber", 1.5)])
@@ -48,29 +46,16 @@ def test_bounds_of_a_regression_are_those_of_the_widest_error(criterion, loss):
     assert bounds == {"absolute_error": (100.0, "count"), "squared_error": (1e4, "count"), "loss": (loss, "count")}
 
 
-def test_outputs_are_bounded_by_the_range_of_labels():
-    assert Regression().bounded(torch.tensor([-3.0, -0.5, 0.5, 3.0]), AGES).tolist() == [-1.0, -0.5, 0.5, 1.0]
-
-
-def test_a_mean_of_one_image_is_told_in_steps_of_its_bound():
+def test_coarse_sums_of_one_image_or_of_none():
     assert float(round_mean(torch.tensor(0.6), 1, 1.0)) == 1.0
     assert float(round_mean(torch.tensor(0.6), 0, 1.0)) == 1.0
-
-
-def test_figures_without_a_count_are_rounded_between_minus_one_and_one():
     told = Regression().coarse({"auc": number(0.567), "gain": number(-7.0)}, 10, AGES)
     assert {name: float(value) for name, value in told.items()} == pytest.approx({"auc": 0.6, "gain": -1.0})
     told = Classification().coarse({"auc": number(0.567)}, 10, TWO)
     assert float(told["auc"]) == pytest.approx(0.6)
-
-
-def test_sums_of_one_image_are_coarse_too():
     sums = {"absolute_error": number(30.0), "count": torch.tensor(1)}
     assert float(Regression().coarse(sums, 1, AGES)["absolute_error"]) == 0.0  # steps of 200 for one image
     assert float(Regression().coarse({**sums, "absolute_error": number(150.0)}, 1, AGES)["absolute_error"]) == 200.0
-
-
-def test_a_sum_without_a_bound_is_not_told_and_one_without_images_is_nothing():
     told = Regression().coarse({"more": number(7.0), "count": torch.tensor(20)}, 10, AGES)
     assert float(told["more"]) == 0.0
     nobody = Segmentation().coarse({"dice": number(0.0), "cases": torch.tensor(0), "count": torch.tensor(0)}, 10, AGES)
@@ -84,19 +69,13 @@ def test_only_sums_that_are_known_can_be_noised(task):
     assert not other().can_be_noised
 
 
-def test_noised_errors_are_never_negative():
+def test_noised_scores_are_never_negative_and_have_cells_and_a_loss():
     sums = {"absolute_error": number(0.0), "squared_error": number(0.0), "loss": number(0.0), "count": torch.tensor(4)}
     told = Regression().noised(sums, lambda like: -torch.ones_like(like), AGES)
     assert (float(told["absolute_error"]), float(told["squared_error"])) == (0.0, 0.0)
-
-
-def test_noised_scores_of_nobody_have_no_loss():
     task = Classification()
     sums = task.sums(torch.zeros(0, 2).double(), torch.zeros(0, dtype=torch.int64), None, TWO)
     assert float(task.noised(sums, lambda like: torch.zeros_like(like), TWO)["loss"]) == 0.0
-
-
-def test_cells_hold_what_lies_beyond_them():
     histograms = torch.zeros(1, 2, BINS, dtype=torch.int64)
     histograms[0, 0, 0] = histograms[0, 0, TAIL - 1] = 1
     histograms[0, 1, -1] = histograms[0, 1, BINS - TAIL] = 1
@@ -104,13 +83,7 @@ def test_cells_hold_what_lies_beyond_them():
     assert (cells[0, 0, 0], cells[0, 1, -1], cells.sum()) == (2, 2, 4)
 
 
-def test_a_pixel_is_predicted_above_an_output_of_zero():
-    output = torch.tensor([0.4, 0.6, 1.5, -1.0]).reshape(1, 1, 2, 2)
-    observed = Segmentation().observe(output, torch.ones(1, 1, 2, 2), Target())
-    assert observed[0, :3].tolist() == [3.0, 3.0, 4.0]
-
-
-def test_distances_are_means_over_the_images_that_have_an_outline():
+def test_distances_of_outlines_by_hand():
     sums = {"dice": number(6.0), "cases": torch.tensor(8), "loss": number(4.0), "count": torch.tensor(8)}
     assert Segmentation().finish(sums) == {"dice": 0.75, "loss": 0.5}
     outlines = {"hausdorff95": number(9.0), "average_surface_distance": number(6.0), "outlined": number(3.0)}
@@ -118,10 +91,7 @@ def test_distances_are_means_over_the_images_that_have_an_outline():
     assert found == {"dice": 0.75, "loss": 0.5, "hausdorff95": 3.0, "average_surface_distance": 2.0}
     none = Segmentation(surface_distances=True).finish(sums | {**outlines, "outlined": number(0.0)})
     assert set(none) == {"dice", "loss"}
-
-
-def test_the_hausdorff_distance_leaves_out_the_farthest_twentieth():
-    """Lines of 100 and 50 pixels that begin at the same place: the 100 are 50 times 0, then 1 to 50 pixels away."""
+    # Lines of 100 and 50 pixels that begin at the same place: the 100 are 50 times 0, then 1 to 50 pixels away.
     predicted, true = torch.zeros(2, 1, 1, 4, 100, dtype=torch.bool)
     predicted[..., 1, :], true[..., 1, :50] = True, True
     [[hausdorff, average, counted]] = outline_distances(predicted, true).tolist()
@@ -154,7 +124,7 @@ def counts(images=40, histogram=None, **changes):
     return {"confusion": confusion, "histograms": histograms if histogram is None else histogram, **whole, **changes}
 
 
-def test_honest_sums_pass_up_to_the_largest_ones():
+def test_honest_and_rounded_sums_pass():
     Regression().check_sums(errors(), MONTHS)
     Regression().check_sums(errors(count=number(MOST_IMAGES, torch.int64)), MONTHS)
     Regression().check_sums(errors(loss=number(4 * LARGEST_SUM)), MONTHS)
@@ -162,6 +132,8 @@ def test_honest_sums_pass_up_to_the_largest_ones():
     Segmentation().check_sums(overlaps(), MASKS)
     Segmentation().check_sums(overlaps(dice=number(3.0), count=number(3, torch.int64)), MASKS)
     Classification().check_sums(counts(), TWO)
+    for own, others in ((5.0, 5.0), (4 * 20.0 + 200, 5.0), (20.0, 4 * 40.0 + 200)):  # a fourth of the images, at worst
+        Classification().check_sums(counts(histogram=histograms(own, others)), TWO)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +181,6 @@ def histograms(own, others):
     found = torch.zeros(2, 2, BINS)
     found[:, 1, 3], found[:, 0, 3] = own, others
     return found
-
-
-def test_rounded_histograms_of_honest_sites_pass():
-    for own, others in ((5.0, 5.0), (4 * 20.0 + 200, 5.0), (20.0, 4 * 40.0 + 200)):  # a fourth of the images, at worst
-        Classification().check_sums(counts(histogram=histograms(own, others)), TWO)
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,13 @@ def test_a_perfect_prediction(target):
     torch.testing.assert_close(scores, torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64).expand(len(scores), 3))
 
 
-def test_values_of_a_structure_are_one_class():
+def test_structures_are_values_and_are_needed():
     mask = cube(2, 6, value=2) + cube(8, 10, value=5)
     both = TASK.predicted(logits_of(mask, CLASSES), CLASSES)
     assert both[0, 1].sum() == 4**3 + 2**3
     assert not both[0, 0].any()
+    with pytest.raises(BadInput, match=r"data.structures: missing"):
+        TASK.outputs(Target())
 
 
 def test_dice_and_millimetres_by_hand():
@@ -114,8 +116,3 @@ def test_the_loss_falls_towards_the_mask_and_takes_several_heads(target):
     deep = TASK.losses(torch.stack([right, wrong], 1), mask, target)
     other = TASK.losses(torch.stack([wrong, right], 1), mask, target)
     assert (deep < other).all()  # the first head counts most
-
-
-def test_structures_are_needed():
-    with pytest.raises(BadInput, match=r"data.structures: missing"):
-        TASK.outputs(Target())

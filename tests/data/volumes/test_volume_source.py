@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def test_sites_hold_their_own_cases_and_keep_patients_apart(cache):
+def test_sites_hold_and_map_their_own_cases(cache):
     source, sites = BrainVolumes(**BRAINS), PARTITIONS["iid"](partition="iid", count=2)
     parts = prepare(source, sites, cache=cache)
     seen = []
@@ -48,9 +48,6 @@ def test_sites_hold_their_own_cases_and_keep_patients_apart(cache):
     assert parts.info["size"] == [16, 16, 16]
     again = prepare(source, sites, cache=cache)
     assert again.info["digests"] == parts.info["digests"]
-
-
-def test_files_of_a_site_are_mapped_and_none_stays_open(cache):
     parts = prepare(BrainVolumes(**BRAINS), PARTITIONS["iid"](partition="iid", count=2), cache=cache)
     data = open_site(parts.folder, parts.names[0])
     assert isinstance(data.train.images[0].image, np.memmap)
@@ -108,14 +105,11 @@ def brains():
     return [draw_brain(0, number, SHAPE) for number in range(12)]
 
 
-def test_a_case_is_the_same_whenever_it_is_drawn(brains):
+def test_drawn_brains_are_the_same_whenever_and_in_millimetres(brains):
     again = draw_brain(0, 3, SHAPE)
     np.testing.assert_array_equal(again.image, brains[3].image)
     np.testing.assert_array_equal(again.mask, brains[3].mask)
     assert not np.array_equal(draw_brain(1, 3, SHAPE).mask, again.mask)
-
-
-def test_channels_regions_and_millimetres(brains):
     for brain in brains:
         assert brain.image.shape == (len(CHANNELS), *brain.mask.shape)
         assert np.isfinite(brain.image).all()
@@ -123,14 +117,11 @@ def test_channels_regions_and_millimetres(brains):
         sizes = [int((brain.mask >= value).sum()) for value in (1, 2, 3)]
         assert sizes[0] > sizes[1] >= sizes[2]
         assert sizes[0] > 0
-
-
-def test_institutions_scan_with_voxels_of_their_own(brains):
     spacings = {brain.institution: brain.spacing for brain in brains}
     assert len(set(spacings.values())) == len(spacings) > 1
 
 
-def test_a_vessel_looks_like_the_tumour_in_every_slice():
+def test_vessels_and_voxels_of_drawn_brains():
     """By brightness alone, a slice has as much that looks like a tumour outside of it, and slices without it have,
     too."""
     brain = next(one for one in (draw_brain(0, n, (72, 72, 48)) for n in range(9)) if one.institution.endswith("1"))
@@ -139,9 +130,6 @@ def test_a_vessel_looks_like_the_tumour_in_every_slice():
     assert (bright & ~inside).sum() > 0.3 * (bright & inside).sum()
     without = ~inside.any((0, 1)) & (flair > 0).any((0, 1))
     assert bright[:, :, without].any()
-
-
-def test_the_shape_of_fets_has_voxels_of_a_millimetre():
     usual = next(n for n in range(20) if draw_brain(0, n, SHAPE).institution == "institution-1")
     brain = draw_brain(0, usual, (240, 240, 155))
     assert brain.mask.shape == (240, 240, 155)

@@ -54,7 +54,7 @@ def check(name, deployed=True, to="coordinator", parcels=None, **arguments):
     layer(SimpleNamespace(spec=None, sites=None)).arriving(Transaction(call, work, work.operation))
 
 
-def test_receivers_and_splits_that_may_be_answered():
+def test_receivers_kinds_and_courses_by_hand():
     check("hand_on", to="b")
     check("evaluate")
     with pytest.raises(ParcelRejected, match="releases to another site only"):
@@ -69,6 +69,18 @@ def test_receivers_and_splits_that_may_be_answered():
     with pytest.raises(ParcelRejected, match="there is no split 'tests'; use train, validation, test"):
         check("evaluate", split="tests")
     check("train", parcels={"weights": Parcel("weights", {})})  # it scores nothing, and takes training images
+    check_came([], name="control", operation="front", kind="gradients")
+    with pytest.raises(ParcelRejected, match="'front' takes gradients as 'control', and weights came in their place"):
+        check_came([], name="control", operation="front")
+    with pytest.raises(ParcelRejected, match="'train' takes weights as 'weights', and gradients came"):
+        check_came([], kind="gradients")
+    check_came(["whatever"], name="statistics", kind="statistics")  # names are those of weights alone
+    # A site that is chosen for every second round may leave out half of them, and half as many again by chance.
+    assert Course(10).left_out == LEFT_OUT == 3
+    assert Course(10, 0.5).left_out == 3 + 8
+    assert Course(8, 0.25).left_out == 3 + 9
+    assert [Course(2).may_end_in(round) for round in (1, 2)] == [False, True]
+    assert [Course(2, ends_early=True).may_end_in(round) for round in (1, 2)] == [True, True]
 
 
 def trainer(*sizes, local=()):
@@ -85,15 +97,6 @@ def check_came(tensors, name="weights", operation="train", own=None, others=(), 
 
 
 NAMES = [f"{number}.weight" for number in range(5)]
-
-
-def test_the_kind_is_the_operations_to_say():
-    check_came([], name="control", operation="front", kind="gradients")
-    with pytest.raises(ParcelRejected, match="'front' takes gradients as 'control', and weights came in their place"):
-        check_came([], name="control", operation="front")
-    with pytest.raises(ParcelRejected, match="'train' takes weights as 'weights', and gradients came"):
-        check_came([], kind="gradients")
-    check_came(["whatever"], name="statistics", kind="statistics")  # names are those of weights alone
 
 
 def test_weights_name_all_that_is_shared_of_a_network_or_its_front():
@@ -150,15 +153,6 @@ def scored(tmp_path):
 
 def release(ledger, round=1, name="train", kind="weights", digest="d", to="coordinator"):
     ledger.append(round=round, operation=name, kind=kind, bytes=1, digest=digest, to=to)
-
-
-def test_the_limits_of_a_course_by_hand():
-    """A site that is chosen for every second round may leave out half of them, and half as many again by chance."""
-    assert Course(10).left_out == LEFT_OUT == 3
-    assert Course(10, 0.5).left_out == 3 + 8
-    assert Course(8, 0.25).left_out == 3 + 9
-    assert [Course(2).may_end_in(round) for round in (1, 2)] == [False, True]
-    assert [Course(2, ends_early=True).may_end_in(round) for round in (1, 2)] == [True, True]
 
 
 @pytest.mark.parametrize("round", [-1, 4, 1.0, True, "1", None])

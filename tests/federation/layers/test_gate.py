@@ -119,7 +119,7 @@ def test_patients_behind_a_parcel(parcel, used, settings, patients):
     assert patients_behind(spec(**settings), turn(used), parcel) == patients
 
 
-def test_patients_are_those_of_the_smallest_split_or_batch():
+def test_patients_of_splits_batches_and_private_steps():
     weights, nothing = Parcel("weights", W), Parcel("weights", {}, {"samples": 3})
 
     def count(splits, made):
@@ -130,6 +130,10 @@ def test_patients_are_those_of_the_smallest_split_or_batch():
     assert count(("validation", "test"), weights) == 1
     assert count(("train", "validation"), weights) == 2
     assert count(("validation",), weights) == 2
+    private = {"steps": 1, "sampling_rate": 0.25}
+    assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
+    assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
+    assert images_in_private_step({}, 40) == 0
 
 
 @pytest.mark.parametrize(("used", "least", "refused"), [
@@ -185,13 +189,6 @@ def test_sums_of_products_want_more_images_than_features(images, policy, refused
 def test_the_fewest_patients_of_a_batch(cases, batch, patients):
     images = ImageSet(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5), cases=None if cases is None else np.array(cases))
     assert fewest_patients(images, batch) == patients
-
-
-def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
-    private = {"steps": 1, "sampling_rate": 0.25}
-    assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
-    assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
-    assert images_in_private_step({}, 40) == 0
 
 
 SHAPE = (3, 8, 8)

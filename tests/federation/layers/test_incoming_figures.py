@@ -19,7 +19,7 @@ REFERENCE = {
 }
 
 
-def test_movement_is_that_of_the_row_that_moved_farthest_and_falls_with_the_rate():
+def test_movement_of_rows_and_layers_by_hand():
     now = {**REFERENCE, "fc.bias": torch.tensor([4.0, 5.0]), "norm.running_mean": torch.full((2,), 100.0)}
     assert course.movement(now, REFERENCE) == pytest.approx({"fc": 2 / 5})
     history = History(SiteState())
@@ -29,9 +29,13 @@ def test_movement_is_that_of_the_row_that_moved_farthest_and_falls_with_the_rate
     assert history.own(10.0) == {"fc": 0.4}
     history.take_movement({"fc": 0.05}, lr=0.01)  # more than is left of the earlier one at this rate
     assert history.own(0.01) == {"fc": 0.05}
-
-
-def test_rows_of_all_sorts_of_layers():
+    limits = Incoming(moved=0.15, times_own=8)
+    found = {figure.where: figure.limit for figure in course.moved({"a": 1, "b": 1}, {"a": 0.4, "b": 0.2}, limits, "!")}
+    assert found == pytest.approx({"a!": 3.2, "b!": 1.6})
+    [other] = course.moved({"c": 1}, {"a": 0.4, "b": 0.01}, limits)
+    assert other.limit == pytest.approx(8 * 0.25 * 0.4)
+    [alone] = course.moved({"c": 1}, {}, limits)
+    assert alone == ("moved", "c", 1, 0.15)
     weights = {
         "conv.weight": torch.ones(2, 3, 2, 2),
         "conv.bias": torch.zeros(2),
@@ -67,16 +71,6 @@ def test_rows_of_all_sorts_of_layers():
 def test_how_far_a_short_row_moved(before, after, moved):
     found = course.movement({"x.other": torch.tensor(after)}, {"x.other": torch.tensor(before)})
     assert found == pytest.approx({"x.other": moved})
-
-
-def test_a_layer_may_move_a_quarter_as_far_as_the_one_that_moved_farthest():
-    limits = Incoming(moved=0.15, times_own=8)
-    found = {figure.where: figure.limit for figure in course.moved({"a": 1, "b": 1}, {"a": 0.4, "b": 0.2}, limits, "!")}
-    assert found == pytest.approx({"a!": 3.2, "b!": 1.6})
-    [other] = course.moved({"c": 1}, {"a": 0.4, "b": 0.01}, limits)
-    assert other.limit == pytest.approx(8 * 0.25 * 0.4)
-    [alone] = course.moved({"c": 1}, {}, limits)
-    assert alone == ("moved", "c", 1, 0.15)
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(0, 0.11), (1, 0.11), (2, 0.22)])
@@ -145,7 +139,7 @@ def test_layers_that_are_looked_at_by_their_rows(shape, seen):
     assert [figure.check for figure in figures] == ["empty", "alike"][:seen]
 
 
-def test_shares_of_rows_and_largest_numbers_are_those_of_their_own_layer():
+def test_rows_and_largest_numbers_are_counted_by_hand():
     one, other = (torch.randn(rows, 9, generator=torch_rng("orders", rows)) for rows in (8, 5))
     one[:2] = 0
     other[1:3] = other[0]
@@ -156,9 +150,6 @@ def test_shares_of_rows_and_largest_numbers_are_those_of_their_own_layer():
     weights = {"a": torch.tensor([1.0, -3e6]), "b": torch.zeros(0), "c": torch.tensor([2.0, 1.0])}
     assert [(figure.where, figure.value) for figure in course.largest(weights, LIMITS)] == [("a", 3e6), ("c", 2.0)]
     assert course.numbers([]) == []
-
-
-def test_rows_are_counted_by_hand():
     rows = torch.eye(4)
     for share, empty in ((1e-5, 0), (1e-7, 1), (0.0, 1)):
         rows[3, 3] = share

@@ -50,7 +50,7 @@ def test_a_site_with_next_to_no_images_tries_nothing(images, inspected):
     assert ("last" in {name.split("/")[1] for name in site.state}) is inspected
 
 
-def test_weights_that_have_passed_pass_again_only_as_thoroughly():
+def test_weights_pass_again_as_thoroughly_and_only_where_inspected():
     site = make_site()
     check = inspect(site, FIRST, sealed=True)
     check._inspect_weights = None
@@ -65,9 +65,6 @@ def test_weights_that_have_passed_pass_again_only_as_thoroughly():
     history.take_passed("y", has_course=False)
     assert history.has_passed("y", has_course=False)
     assert not history.has_passed("y", has_course=True)
-
-
-def test_only_weights_gradients_and_generators_are_inspected_and_only_where_it_is_on():
     site, huge = make_site(), {"x": torch.full((4, 9), 1e7)}
     inspect(site, huge, kind="statistics")
     assert not make_check(Incoming(on=False)).is_needed()
@@ -76,7 +73,7 @@ def test_only_weights_gradients_and_generators_are_inspected_and_only_where_it_i
             inspect(site, huge, kind=kind)
 
 
-def test_weights_that_moved_too_far_are_refused_and_not_remembered():
+def test_weights_that_moved_too_far_are_refused_and_the_first_remembered():
     site = make_site()
     with pytest.raises(DataDependentRefusal, match=f"moved of '{LAST}'") as refused:
         inspect(site, changed(times=4.0))
@@ -85,9 +82,6 @@ def test_weights_that_moved_too_far_are_refused_and_not_remembered():
     with pytest.raises(DataDependentRefusal, match=f"moved of '{LAST}'.*; the site missed 3 rounds before"):
         inspect(site, changed(times=40.0))
     assert not any("passed" in name for name in site.state)
-
-
-def test_the_first_weights_are_remembered_before_others_are_compared():
     site = make_site()
     inspect(site, changed(times=1.05))
     assert int(site.state[f"{History.GROUP}/round/last"]) == 1
@@ -205,15 +199,12 @@ def test_nothing_is_remembered_of_what_is_no_training_of_the_sites_network(why):
     assert own(site) == {}
 
 
-def test_the_part_of_the_weights_that_stays_at_the_site_counts_as_trained():
+def test_own_training_counts_with_its_rate_and_its_own_part():
     site = make_site()
     check = inspect(site, FIRST)
     site.state.put("local", {name: one for name, one in changed().items() if name.startswith(LAST)})
     check.note_own(site, [Parcel("weights", {name: one for name, one in FIRST.items() if not name.startswith(LAST)})])
     assert own(site)[LAST] == pytest.approx(2 * course.LONGEST_STEP)
-
-
-def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
     site = make_site(round=3, decay_every=1, decay=0.1)
     check, history = make_check(LIMITS), History(site.state)
     history.take_movement({"fc": 0.4}, lr=0.1)

@@ -59,10 +59,25 @@ def weights(*values, **metadata):
     return Parcel("weights", {"w": torch.tensor(values or [1.0])}, metadata)
 
 
-def test_metrics_and_statistics_have_few_numbers():
+def test_metrics_and_images_of_a_reply_are_few_and_one_number():
     check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14)}))
     with pytest.raises(ParcelRejected, match="49153 numbers, and 'train' declares at most 49152 of statistics"):
         check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14 + 1)}))
+    checker = check(weights(samples=5, steps=1))
+    check(weights(samples=5, steps=2), checker=checker)
+    check(weights(samples=6), checker=checker, site="another")
+    check(weights(samples=7), checker=checker, operation="unknown")
+    with pytest.raises(ParcelRejected, match="weights: samples = 6, and the site said 5 before"):
+        check(weights(samples=6), checker=checker)
+    again = ReplyCheck(Method(), checker.said)
+    with pytest.raises(ParcelRejected, match="the site said 5 before"):
+        check(weights(samples=6), checker=again)
+    checker = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/other/samples": 0.0, "t/train/samples": 1e6})
+    evaluate(scores(2000), checker=checker)
+    again = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/evaluate": 1e6})
+    with pytest.raises(ParcelRejected, match="scores of 2002 images, and the site trains on 1"):
+        evaluate(scores(2002), checker=again)
+    evaluate(scores(2002))  # nothing is known of the site
 
 
 @pytest.mark.parametrize(("parcels", "words"), [
@@ -124,18 +139,6 @@ def test_numbers_that_a_coordinator_counts_with(metadata, right):
         check(weights(**metadata))
 
 
-def test_a_site_says_one_number_of_images_of_an_operation():
-    checker = check(weights(samples=5, steps=1))
-    check(weights(samples=5, steps=2), checker=checker)
-    check(weights(samples=6), checker=checker, site="another")
-    check(weights(samples=7), checker=checker, operation="unknown")
-    with pytest.raises(ParcelRejected, match="weights: samples = 6, and the site said 5 before"):
-        check(weights(samples=6), checker=checker)
-    again = ReplyCheck(Method(), checker.said)
-    with pytest.raises(ParcelRejected, match="the site said 5 before"):
-        check(weights(samples=6), checker=again)
-
-
 @pytest.mark.parametrize(("before", "norm", "right"), [
     ([3.0, 4.0, 0.0, 0.0], 5_199.0, True),
     ([3.0, 4.0, 0.0, 0.0], 5_201.0, False),
@@ -179,15 +182,6 @@ def test_scores_are_of_about_as_many_images_as_before(images, right):
         evaluate(scores(images), checker=checker)
 
 
-def test_scores_are_of_no_more_than_a_thousand_times_the_images_that_a_site_trains_on():
-    checker = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/other/samples": 0.0, "t/train/samples": 1e6})
-    evaluate(scores(2000), checker=checker)
-    again = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/evaluate": 1e6})
-    with pytest.raises(ParcelRejected, match="scores of 2002 images, and the site trains on 1"):
-        evaluate(scores(2002), checker=again)
-    evaluate(scores(2002))  # nothing is known of the site
-
-
 @pytest.mark.parametrize(("noise", "right"), [(None, False), (1.0, True)])
 def test_a_site_that_sent_scores_sends_them_again_unless_they_are_noised(noise, right):
     for privacy in (SimpleNamespace(score_noise=noise), *([] if right else [None])):
@@ -215,7 +209,7 @@ def test_a_site_begins_to_score_when_most_others_do(began, right):
     evaluate(scores(4), checker=checker)  # refused once, at most
 
 
-def test_coarse_scores_of_other_models_are_of_the_same_images():
+def test_records_cover_and_scores_are_of_the_same_images():
     """What a deployed site tells of 80 images, ten of each class: such replies look odd and are honest."""
     task, target, labels = Classification(), Target(tuple("abcdefgh")), torch.arange(8).repeat_interleave(10)
     asker = SimpleNamespace(trainer=SimpleNamespace(task=task, target=target, privacy=None))
@@ -224,6 +218,13 @@ def test_coarse_scores_of_other_models_are_of_the_same_images():
         sums = task.sums(torch.nn.functional.one_hot(predicted, 8).double() * 4, labels, None, target)
         reply = Reply("s", (Parcel("metrics", task.coarse(sums, 10, target)),))
         checker.check(asker, Call("s", "evaluate", 1), reply)
+    later = {**RECORD, "epsilon": 2, "covers": ["generator", "weights"], "does_not_cover": []}
+    coverage = noted(*(Parcel("weights", TENSORS, privacy=one) for one in (RECORD, later)))
+    joined = {"covers": ["weights", "generator"], "does_not_cover": ["labels"]}
+    assert coverage.plain() == {"records": {"a": {**later, **joined}}, "uncovered": []}
+    assert Coverage(coverage.plain()).plain() == coverage.plain()
+    trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
+    _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))
 
 
 KEYS = SeedKeys(3)
@@ -343,14 +344,6 @@ def noted(*parcels):
     return coverage
 
 
-def test_the_last_record_of_a_site_with_what_all_together_cover():
-    later = {**RECORD, "epsilon": 2, "covers": ["generator", "weights"], "does_not_cover": []}
-    coverage = noted(*(Parcel("weights", TENSORS, privacy=one) for one in (RECORD, later)))
-    joined = {"covers": ["weights", "generator"], "does_not_cover": ["labels"]}
-    assert coverage.plain() == {"records": {"a": {**later, **joined}}, "uncovered": []}
-    assert Coverage(coverage.plain()).plain() == coverage.plain()
-
-
 @pytest.mark.parametrize(("parcel", "uncovered"), [
     (Parcel("weights", TENSORS), True),
     (Parcel("weights", TENSORS, {"samples": 3}), True),
@@ -368,8 +361,3 @@ def test_what_tells_something_of_images_without_a_record_is_uncovered(parcel, un
 def test_a_record_that_is_none_covers_nothing(name, value):
     coverage = noted(Parcel("weights", TENSORS, privacy={**RECORD, name: value}))
     assert (coverage.records, coverage.uncovered) == ({}, {"weights"})
-
-
-def test_ages_are_no_classes():
-    trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
-    _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))

@@ -74,7 +74,7 @@ def test_a_box_opens_once_and_tells_its_kind_and_privacy_outside(make):
     assert refusal(site, box) == "the sealed parcel from site 'a' was taken before"
 
 
-def test_boxes_of_or_for_sites_whose_keys_nobody_pinned_are_refused(make):
+def test_boxes_are_for_pinned_keys_and_hold_what_is_written_on_them(make):
     with pytest.raises(ParcelRejected, match=r"^site 'a' has no key of 'z', for whom the parcel is$"):
         seal(make("a"), PLAIN, Call("a", "hand_over", 2, to="z"))
     box = sent(make)
@@ -82,9 +82,6 @@ def test_boxes_of_or_for_sites_whose_keys_nobody_pinned_are_refused(make):
     assert refusal(make("b"), foreign) == "a sealed parcel came from 'z', of whom site 'b' has no key"
     for tensors in ({}, {"other": box.tensors["box"]}, {**box.tensors, "more": torch.ones(1)}):
         assert "a sealed parcel came from 'a'" in refusal(make("b"), replace(box, tensors=tensors))
-
-
-def test_a_box_holds_what_is_written_on_it(make):
     about = {"from": "a", "operation": "hand_over", "kind": "latents"}
     keys = Pinned(0)
     bound = {**about, "to": "b", "round": 2}

@@ -48,7 +48,7 @@ def lines(folder: Path, site: str = "site-1") -> list[dict]:
     return [json.loads(line) for line in (folder / "ledger" / f"{site}.jsonl").read_text().splitlines()]
 
 
-def test_first_last_and_random_ones_are_kept_as_they_left(tiny, undisturbed):
+def test_released_parcels_are_kept_as_they_left_and_together(tiny, undisturbed):
     result = undisturbed(tiny("fedavg", KEEP, rounds=6))
     found = kept(result.folder)
     rounds = [release.round for release in found]
@@ -58,18 +58,12 @@ def test_first_last_and_random_ones_are_kept_as_they_left(tiny, undisturbed):
     left = {(line["round"], line["kind"], line["digest"]) for line in lines(result.folder)}
     for release in found:
         assert {(release.round, "weights", digest) for digest in release.digests} <= left
-
-
-def test_nothing_is_kept_unless_the_study_says_so_and_keeping_changes_nothing(tiny, undisturbed):
     plain = undisturbed(tiny("fedavg", {"sites.count": 2}, rounds=6))
     keeping = undisturbed(tiny("fedavg", KEEP, rounds=6))
     assert not files(plain.folder)
     assert keeping["weights_sha256"] == plain["weights_sha256"]
     assert keeping["communication"] == plain["communication"]
     assert lines(keeping.folder) == lines(plain.folder)
-
-
-def test_what_leaves_together_is_kept_together(tiny, undisturbed):
     result = undisturbed(tiny("splitnn", KEEP, rounds=2))
     found = kept(result.folder)
     assert Counter(release.operation for release in found).keys() == {"forward", "finish"}

@@ -83,13 +83,19 @@ def is_free(path):
         return False
 
 
-def test_lines_add_up_by_hand():
+def test_lines_and_records_by_hand():
     spent = Spent()
     assert (spent.bytes, spent.scores, spent.epsilon, spent.steps, spent.trained) == (0, 0, 0.0, 0, None)
     spent.add("weights", 5, None, 9.0)  # without a record nothing is known to be spent
     spent.add("metrics", 3, None, 9.0)
     spent.add("metrics", 2, record(1.0, steps=4, trained=7), 1.5)
     assert (spent.bytes, spent.scores, spent.epsilon, spent.steps, spent.trained) == (10, 2, 1.5, 4, 7)
+    assert Price()(record(3.0)) == 3.0
+    assert Price()(record(None)) == math.inf
+    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
+        Price(accountants=("rdp",))(counted())
+    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
+        Price(images=None)(counted())
 
 
 @pytest.mark.parametrize(("records", "epsilon"), [
@@ -261,15 +267,6 @@ def test_private_work_is_not_begun_once_other_runs_have_spent_epsilon(runs):
 ])  # fmt: skip
 def test_what_the_content_and_the_size_of_a_parcel_tell(parcel, content, size):
     assert (tells_something(parcel), size_tells_something(parcel)) == (content, size)
-
-
-def test_epsilon_of_a_record_that_a_site_believes():
-    assert Price()(record(3.0)) == 3.0
-    assert Price()(record(None)) == math.inf
-    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
-        Price(accountants=("rdp",))(counted())
-    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
-        Price(images=None)(counted())
 
 
 @pytest.mark.parametrize(("delta", "of_record", "counted_at"), [(1e-6, 1e-5, 1e-6), (1e-4, 1e-5, 1e-5)])

@@ -64,12 +64,18 @@ def test_the_header_is_what_safetensors_writes(tensors):
     assert made.digest == hashlib.sha256(made.encoded).hexdigest()
 
 
-def test_norms_of_tensors_of_several_types_and_of_those_of_inference_mode():
+def test_norms_and_refusals_of_several_types():
     with torch.inference_mode():
         made = torch.full((4,), 3.0)
     tensors = {"double": torch.full((4,), 1e100, dtype=torch.float64), "half": torch.full((4,), 40000.0).half()}
     found = Parcel("weights", {**tensors, "made": made, "none": torch.zeros(0), "whole": torch.tensor(3)}).norms
     assert found == {"double": 2e100, "half": 80000.0, "made": 6.0}
+    small, large = ({"w": torch.zeros(size)} for size in (2, 5))
+    either = OneOf("weights", choices=(Expected.like("weights", small), Expected.like("weights", large)))
+    for tensors in (small, large):
+        either.check(Parcel("weights", tensors))
+    with pytest.raises(ParcelRejected, match=r"expected torch.float32 \(2,\)"):
+        either.check(Parcel("weights", {"w": torch.zeros(3)}))
 
 
 def test_types_that_this_layout_does_not_know(monkeypatch):
@@ -80,15 +86,6 @@ def test_types_that_this_layout_does_not_know(monkeypatch):
     monkeypatch.setattr(parcel, "_is_as_installed", lambda: False)
     assert parcel.layout_of((known,)).order is None
     parcel.layout_of.cache_clear()
-
-
-def test_any_of_several_networks_and_the_refusal_of_the_first():
-    small, large = ({"w": torch.zeros(size)} for size in (2, 5))
-    either = OneOf("weights", choices=(Expected.like("weights", small), Expected.like("weights", large)))
-    for tensors in (small, large):
-        either.check(Parcel("weights", tensors))
-    with pytest.raises(ParcelRejected, match=r"expected torch.float32 \(2,\)"):
-        either.check(Parcel("weights", {"w": torch.zeros(3)}))
 
 
 IMAGES = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
@@ -152,8 +149,27 @@ def test_what_would_become_too_many_bytes_travels_as_it_lies(monkeypatch):
     assert torch.equal(decode(black.encoded).tensors["x"], black.tensors["x"])
 
 
-def test_long_headers_are_not_read():
-    """20 MB of metadata would be a gigabyte of Python's objects."""
+def test_what_is_not_shortened_is_the_same_and_what_came_counts():
+    large, small = Parcel("weights", {"w": torch.rand(40, 40)}), Parcel("weights", {"w": torch.rand(4)})
+    assert shortened(large, "exact") is large
+    assert shortened(small, "int8") is small
+    assert shortened(large, "delta") is large  # nothing that both ends have
+    assert shortened(large, "delta", {"w": torch.zeros(40, 40)}) is not large
+    scores = Parcel("metrics", large.tensors)
+    assert shortened(scores, "fp16") is scores
+    once = shortened(large, "fp16")
+    assert shortened(once, "int8") is once
+    assert (large.wire, once.wire, decode(once.encoded).wire) == ("exact", "fp16", "fp16")
+    # Another sender may write the same header with other spaces; its bytes are those that left.
+    data = Parcel("weights", {"w": torch.arange(3.0)}, {"samples": 3}).encoded
+    size = int.from_bytes(data[:8], "little")
+    text = json.dumps(json.loads(data[8 : 8 + size])).encode()
+    other = len(text).to_bytes(8, "little") + text + data[8 + size :]
+    assert other != data
+    for came in (data, other):
+        found = decode(came)
+        assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
+    # 20 MB of metadata would be a gigabyte of Python's objects.
     many = "[" + "[]," * 10**7 + "[]]"
     header = json.dumps({"__metadata__": {"parcel": f'{{"kind": "weights", "metadata": {{"x": {many}}}}}'}}).encode()
     message = f'{{"lengths": [], "header": {{"site": "north", "head": {many}}}}}'.encode()
@@ -165,19 +181,6 @@ def test_long_headers_are_not_read():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**6
-
-
-def test_what_is_not_shortened_is_the_same_parcel():
-    large, small = Parcel("weights", {"w": torch.rand(40, 40)}), Parcel("weights", {"w": torch.rand(4)})
-    assert shortened(large, "exact") is large
-    assert shortened(small, "int8") is small
-    assert shortened(large, "delta") is large  # nothing that both ends have
-    assert shortened(large, "delta", {"w": torch.zeros(40, 40)}) is not large
-    scores = Parcel("metrics", large.tensors)
-    assert shortened(scores, "fp16") is scores
-    once = shortened(large, "fp16")
-    assert shortened(once, "int8") is once
-    assert (large.wire, once.wire, decode(once.encoded).wire) == ("exact", "fp16", "fp16")
 
 
 @pytest.mark.parametrize("encoding", ["fp16", "int8", "delta"])
@@ -192,18 +195,6 @@ def test_the_digest_of_a_shortened_parcel_does_not_depend_on_the_version_of_safe
     assert made().digest == known
     assert made().digest_of_bytes == hashlib.sha256(made().encoded).hexdigest() != known
     parcel.layout_of.cache_clear()
-
-
-def test_what_came_is_what_counts():
-    """Another sender may write the same header with other spaces; its bytes are those that left."""
-    data = Parcel("weights", {"w": torch.arange(3.0)}, {"samples": 3}).encoded
-    size = int.from_bytes(data[:8], "little")
-    text = json.dumps(json.loads(data[8 : 8 + size])).encode()
-    other = len(text).to_bytes(8, "little") + text + data[8 + size :]
-    assert other != data
-    for came in (data, other):
-        found = decode(came)
-        assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
 
 
 class Waited(Future):

@@ -127,7 +127,7 @@ def test_a_ledger_file_by_itself(run, tmp_path):
     assert evidence_about(file).run == "run"
 
 
-def test_a_folder_without_ledgers_is_named_with_what_to_do(tmp_path):
+def test_missing_ledgers_and_results_are_named(tmp_path):
     with pytest.raises(BadInput, match="holds no ledger; name a run folder or a ledger file"):
         check_run(tmp_path)
     (tmp_path / RECEIVED_FILE).write_text("")
@@ -137,6 +137,12 @@ def test_a_folder_without_ledgers_is_named_with_what_to_do(tmp_path):
     other.mkdir()
     with pytest.raises(BadInput, match=r"--against .*: holds no received\.jsonl; name the coordinator's folder"):
         check_run(tmp_path, against=other)
+    (tmp_path / "result.json").write_text('{"ledgers": {}}')
+    note_files(tmp_path)
+    assert witnesses_in(tmp_path) == []
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(Damaged, match=r"result\.json: is damaged"):
+        witnesses_in(tmp_path)
 
 
 def test_a_ledger_that_is_gone_is_missed_by_who_has_seen_it(run):
@@ -228,15 +234,6 @@ def test_a_witness_that_is_damaged_is_named(tmp_path, file, text, words):
         witnesses_in(tmp_path)
 
 
-def test_a_result_that_is_gone_is_named(tmp_path):
-    (tmp_path / "result.json").write_text('{"ledgers": {}}')
-    note_files(tmp_path)
-    assert witnesses_in(tmp_path) == []
-    (tmp_path / "result.json").unlink()
-    with pytest.raises(Damaged, match=r"result\.json: is damaged"):
-        witnesses_in(tmp_path)
-
-
 def head_at(path, number):
     """What a witness of the first lines of a ledger has seen."""
     line = json.loads(path.read_text().splitlines()[number - 1])
@@ -306,12 +303,19 @@ def test_kits_have_their_own_keys_and_the_public_ones_of_all(tmp_path):
     assert len({SeedKeys(seed).public(name) for seed in (1, 2) for name in "ab"}) == 4
 
 
-def test_a_signature_in_other_letters_is_not_the_one_that_was_written():
+def test_signatures_and_boxes_are_for_who_made_them():
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     keys, signature = [signing_public_key(key)], sign_line(key, "a" * 64)
     assert signer_of_line(keys, "a" * 64, signature) == 0
     for changed in (signature.upper(), f" {signature}", signature[:-2], signature + "00", "no digits", 7, None):
         assert signer_of_line(keys, "a" * 64, changed) is None
+    with pytest.raises(SealBroken):
+        open_box(from_anna_to_ben(), ABOUT, recipient=EVE, sender=public_key(ANNA))
+    forged = seal_box(b"model", ABOUT, sender=EVE, recipient=public_key(BEN))
+    with pytest.raises(SealBroken):
+        open_box(forged, ABOUT, recipient=BEN, sender=public_key(ANNA))
+    with pytest.raises(SealBroken):
+        open_box(bytes(32) + from_anna_to_ben()[32:], ABOUT, recipient=BEN, sender=public_key(ANNA))
 
 
 ANNA, BEN, EVE = (X25519PrivateKey.generate() for _ in range(3))
@@ -350,13 +354,3 @@ def test_a_box_cut_short_is_noticed(length):
 def test_a_box_about_something_else_does_not_open(about):
     with pytest.raises(SealBroken):
         open_box(from_anna_to_ben(), about, recipient=BEN, sender=public_key(ANNA))
-
-
-def test_only_the_recipient_opens_what_the_sender_alone_could_have_sealed():
-    with pytest.raises(SealBroken):
-        open_box(from_anna_to_ben(), ABOUT, recipient=EVE, sender=public_key(ANNA))
-    forged = seal_box(b"model", ABOUT, sender=EVE, recipient=public_key(BEN))
-    with pytest.raises(SealBroken):
-        open_box(forged, ABOUT, recipient=BEN, sender=public_key(ANNA))
-    with pytest.raises(SealBroken):
-        open_box(bytes(32) + from_anna_to_ben()[32:], ABOUT, recipient=BEN, sender=public_key(ANNA))

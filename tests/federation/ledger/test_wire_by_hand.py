@@ -90,7 +90,7 @@ def test_tensors_that_are_rounded(encoding, tensor, shortened):
         assert (list(blobs), list(described)) == ((["w"], ["w"]) if shortened else ([], []))
 
 
-def test_rounding_and_differences_where_they_can_be_told():
+def test_rounding_differences_and_faults_by_hand():
     tensor = torch.ones(32, 32)
     assert pack({"w": tensor}, "delta", {"w": tensor})[0]
     for base in ({}, {"v": tensor}, {"w": tensor.double()}, {"w": tensor.flatten()}):
@@ -99,9 +99,6 @@ def test_rounding_and_differences_where_they_can_be_told():
     least = 2.0**-149
     raw = wire_codec._rounded(torch.tensor([190 * least, -190 * least]), "int8")
     assert np.frombuffer(raw[4:], np.int8).tolist() == [127, -127]
-
-
-def test_each_fault_of_a_description_has_its_sentence():
     blob = {"w": packed(INT8)}
     assert refusal(blob, {"encoding": "int8", "tensors": [1]}) == "its tensors must come with types and shapes"
     assert refusal(blob, {"encoding": "int8", "tensors": {"w": 1}}) == "its tensors must come with types and shapes"
@@ -111,6 +108,15 @@ def test_each_fault_of_a_description_has_its_sentence():
     assert refusal({"w": blob["w"][None]}, told()) == missing
     assert refusal(blob, told(dtype="float64")) == "only float32 is rounded"
     assert refusal({"w": packed(FP16)}, told("fp16", dtype="float16")) == "only float32 is rounded"
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(5, 3, 4, 4, generator=generator) * torch.tensor([0.01, 1.0, 100.0]).reshape(3, 1, 1)
+    assert torch.equal(restore(shrink(latents, "fp32")), latents)
+    assert ((restore(shrink(latents, "fp16")) - latents).abs() <= latents.abs() * 2**-11 + 1e-7).all()
+    sent = shrink(latents, "int8")
+    assert sent["latents"].dtype == torch.int8
+    off = (restore(sent) - latents).abs().amax((0, 2, 3))
+    assert (off <= sent["step"] * 0.501).all()
+    assert off[0] < 1e-3 < off[2]  # a scale for each channel, not one for all
 
 
 @pytest.mark.parametrize(("shape", "most"), [((4, 4), 64), ((4, 1), 20)])
@@ -180,18 +186,6 @@ def test_codes_are_packed_by_hand_and_piece_by_piece(monkeypatch):
 def test_faults_are_named(words: str, work):
     with pytest.raises(BadInput, match=words):
         work()
-
-
-def test_latents_come_back_within_the_step_of_their_channel():
-    generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(5, 3, 4, 4, generator=generator) * torch.tensor([0.01, 1.0, 100.0]).reshape(3, 1, 1)
-    assert torch.equal(restore(shrink(latents, "fp32")), latents)
-    assert ((restore(shrink(latents, "fp16")) - latents).abs() <= latents.abs() * 2**-11 + 1e-7).all()
-    sent = shrink(latents, "int8")
-    assert sent["latents"].dtype == torch.int8
-    off = (restore(sent) - latents).abs().amax((0, 2, 3))
-    assert (off <= sent["step"] * 0.501).all()
-    assert off[0] < 1e-3 < off[2]  # a scale for each channel, not one for all
 
 
 @pytest.mark.parametrize("axes", [(), (1,), (1, 1)])

@@ -69,7 +69,7 @@ def test_a_difference_loses_no_bit(before, after):
     assert torch.equal(came.tensors["w"].view(torch.int32), exact.view(torch.int32))
 
 
-def test_a_reply_is_read_with_the_call_that_it_answers():
+def test_replies_and_bytes_that_nobody_shortens():
     torch.manual_seed(0)
     before = {"w": torch.randn(50, 50)}
     call = Call("a", "train", 1, {"weights": Parcel("weights", before)})
@@ -78,6 +78,13 @@ def test_a_reply_is_read_with_the_call_that_it_answers():
     assert torch.equal(Reply.from_bytes(data, call).weights["w"], after["w"])
     with pytest.raises(ParcelRejected, match="difference"):
         Reply.from_bytes(data)
+    with pytest.raises(NotPictures):
+        unpack_images(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))
+    with pytest.raises(NotPictures, match="more bytes"):
+        unpack_images(torch.cat([pack_images(smooth(3, 1, 8, 8)), torch.zeros(1, dtype=torch.uint8)]), (3, 1, 8, 8))
+    data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
+    with pytest.raises(ParcelRejected, match="never travels shortened"):
+        decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
 
 
 def forged(change, encoding="int8"):
@@ -150,16 +157,6 @@ def test_shapes_that_are_packed_are_those_that_are_unpacked(shape, fits):
     else:
         with pytest.raises(NotPictures, match="cannot be in there"):
             unpack_images(torch.zeros(0, dtype=torch.uint8), shape)
-
-
-def test_bytes_that_are_no_pictures_and_kinds_that_nobody_shortens_are_refused():
-    with pytest.raises(NotPictures):
-        unpack_images(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))
-    with pytest.raises(NotPictures, match="more bytes"):
-        unpack_images(torch.cat([pack_images(smooth(3, 1, 8, 8)), torch.zeros(1, dtype=torch.uint8)]), (3, 1, 8, 8))
-    data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
-    with pytest.raises(ParcelRejected, match="never travels shortened"):
-        decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
 
 
 def test_a_parcel_compresses_on_its_way_and_nobody_sees_it():

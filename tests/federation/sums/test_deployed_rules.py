@@ -65,7 +65,7 @@ def test_a_policy_may_hide_how_many_images_there_are():
             left(*refused, samples=7)
 
 
-def test_a_mask_key_is_shared_in_one_set_of_keys(company):
+def test_two_answers_have_two_masks_and_none_before_the_first_round(company):
     """In two sets, one would tell the mask key of 'di', who "dropped out", and the other the seed of its own mask."""
     keys = company.keys_of(NAMES)
     before = dict(company.sites["di"].state)
@@ -74,6 +74,9 @@ def test_a_mask_key_is_shared_in_one_set_of_keys(company):
     with pytest.raises(GateRefused, match="has its secrets shared with other sites"):
         company.give_shares("di", {name: keys[name] for name in ("ann", "bo", "di")})
     company.give_shares("di", keys)  # the same set again tells nothing new
+    # A method with one round would else be asked twice: once with a site, once without it.
+    with pytest.raises(ParcelRejected, match="before the first round"):
+        company.step("ann", "give_mask_key", round=0)
 
 
 def test_one_answer_goes_under_one_seed(company, shared):
@@ -97,12 +100,6 @@ def test_two_answers_never_have_the_same_mask(company, shared):
     company.answers["ann"] = torch.tensor(3.0)  # another answer to the same question, such as after more training
     with pytest.raises(GateRefused, match="with other numbers"):
         company.send_answer("ann")
-
-
-def test_no_sum_is_asked_for_before_the_first_round(company):
-    """A method with one round would else be asked twice: once with a site, once without it."""
-    with pytest.raises(ParcelRejected, match="before the first round"):
-        company.step("ann", "give_mask_key", round=0)
 
 
 def secrets_of(site):

@@ -128,12 +128,15 @@ def test_shares_are_the_values_of_a_polynomial_with_as_many_coefficients_as_open
 USUAL = Federated(sum="secure")
 
 
-def test_the_default_follows_the_pinned_keys():
+def test_the_default_follows_the_pinned_keys_and_refuses_liars():
     """More than half of the pinned sites, and a sixth of them may lie; in a simulation nothing is pinned."""
     found = {pinned: floor_of(Policy(), pinned) for pinned in (0, 2, 3, 5, 9, 12, 32)}
     assert [floor.min_sites for floor in found.values()] == [3, 3, 3, 3, 5, 7, 17]
     assert [floor.liars for floor in found.values()] == [0, 1, 1, 1, 1, 2, 5]
     assert floor_of(Policy(min_sites=4, liars=0), 32) == Floor(4, 0)
+    # Nine pinned sites; the coordinator brings two that work for it, which was enough before.
+    with pytest.raises(GateRefused, match=r"wants 5 or more \(min_sites\)"):
+        floor_of(Policy(), 9).threshold(USUAL, 3)
 
 
 @pytest.mark.parametrize("pinned", range(3, 40))
@@ -141,12 +144,6 @@ def test_the_default_takes_every_sum_of_enough_sites_with_the_default_threshold(
     floor = floor_of(Policy(), pinned)
     for sites in range(floor.min_sites, pinned + 1):
         assert floor.min_sites <= floor.threshold(USUAL, sites) <= sites
-
-
-def test_a_sum_of_the_site_and_of_liars_is_refused():
-    """Nine pinned sites; the coordinator brings two that work for it, which was enough before."""
-    with pytest.raises(GateRefused, match=r"wants 5 or more \(min_sites\)"):
-        floor_of(Policy(), 9).threshold(USUAL, 3)
 
 
 @pytest.mark.parametrize(("sites", "threshold", "liars"), [(9, 0.5, 1), (12, 2 / 3, 6), (5, 2 / 3, 4), (4, 0.5, 2)])
@@ -208,6 +205,14 @@ def test_what_a_sum_says_by_hand():
     for wrong in (whole_row([6, 8], weight=0), whole_row([6, 8], sites=3)):
         with pytest.raises(ParcelRejected, match="masks do not cancel"):
             parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
+    row = torch.tensor([2**53, -(2**53), 3, 0, 1])
+    check_open(row)
+    check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
+    for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
+        changed = row.clone()
+        changed[place] = wrong
+        with pytest.raises(ParcelRejected, match="does not count as one site"):
+            check_open(changed)
 
 
 @pytest.mark.parametrize("entry", [
@@ -220,17 +225,6 @@ def test_a_layout_that_says_something_else_is_refused(entry):
     check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])
     with pytest.raises(ParcelRejected, match="no list of kinds, names, dtypes and shapes"):
         check_layout([entry], numbers, ["weights"])
-
-
-def test_a_row_in_the_clear_counts_as_one_site():
-    row = torch.tensor([2**53, -(2**53), 3, 0, 1])
-    check_open(row)
-    check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
-    for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
-        changed = row.clone()
-        changed[place] = wrong
-        with pytest.raises(ParcelRejected, match="does not count as one site"):
-            check_open(changed)
 
 
 @pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])

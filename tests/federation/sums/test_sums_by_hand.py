@@ -36,12 +36,18 @@ NAMES = tuple("abcdefghi")
 INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
 
 
-def test_a_count_that_does_not_fit_is_told_with_the_most_that_does():
+def test_counts_and_tensors_that_do_not_fit_are_named():
     assert count_to_whole(2.5, 1) == 5
     assert count_to_whole(2**52, 1) == 2**53
     for count in (2**52 + 1, -1):
         with pytest.raises(TooLarge, match=r"images, and up to 4\.504e\+15 fit$"):
             count_to_whole(count, 1)
+    parcel = Parcel("weights", {"v": torch.zeros(1), "w": torch.tensor([1e30])}, {"samples": 1})
+    with pytest.raises(TooLarge, match=r"^weights 'w' holds 1e"):
+        row_of([parcel], mean=True, weighting="samples", bits=24)
+    assert collected(INTEGER, [""] * 1024) == []
+    with pytest.raises(WorkFailed, match="takes up to 1,024 sites, and there are 1,025"):
+        collected(INTEGER, [""] * 1025)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +75,6 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
     uniform = row_of(parcels, mean=True, weighting="uniform", bits=8)[0].view(np.int64)
     assert uniform.tolist() == [3 * 1024, 512 * 256, -1024 * 256, 256 * 256, 1024, 384, 1]
     assert row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [1, 384, 1]
-
-
-def test_the_tensor_that_does_not_fit_is_named():
-    parcel = Parcel("weights", {"v": torch.zeros(1), "w": torch.tensor([1e30])}, {"samples": 1})
-    with pytest.raises(TooLarge, match=r"^weights 'w' holds 1e"):
-        row_of([parcel], mean=True, weighting="samples", bits=24)
 
 
 @pytest.mark.parametrize(("layout", "numbers", "right"), [
@@ -136,13 +136,7 @@ def collected(settings, sites, replies=()):
     return list(sums(settings).collect(federation, "both", sites, {}, {}, lambda some: iter(replies)))
 
 
-def test_up_to_1024_sites_fit_into_a_sum():
-    assert collected(INTEGER, [""] * 1024) == []
-    with pytest.raises(WorkFailed, match="takes up to 1,024 sites, and there are 1,025"):
-        collected(INTEGER, [""] * 1025)
-
-
-def test_rows_of_two_parcels_are_added_up_by_kind():
+def test_rows_are_added_up_by_kind_in_the_form_that_most_sent():
     """Of two sites, with 24 bits: 1 and 2 make 3, and 4 and 5 make 9."""
     one, replies = 2**24, []
     for site, (w, s) in zip("ab", ((1, 4), (2, 5)), strict=True):
@@ -154,9 +148,6 @@ def test_rows_of_two_parcels_are_added_up_by_kind():
     assert total.metadata["sites"] == 2
     with pytest.raises(WorkFailed, match=r"the sum of 'both' over 1 sites cannot be used: the sum is not that of"):
         collected(INTEGER, ["a"], [Reply("a", (row("weights", [1], (1, 0, 2)), row("statistics", [1])))])
-
-
-def test_the_form_that_most_sites_sent_holds_and_of_equally_many_the_first():
     failed = []
     federation = SimpleNamespace(note_failures=lambda failures: failed.append([one.site for one in failures]))
 
@@ -232,7 +223,7 @@ def test_a_box_of_shares_that_does_not_open_is_refused(tmp_path, change):
     assert [reason for reason in some.refusals() if words in reason]
 
 
-def test_a_mask_is_the_key_stream_of_its_secret():
+def test_masks_are_key_streams_that_hang_on_what_was_agreed():
     key = HKDF(SHA256(), length=32, salt=None, info=b"info").derive(b"secret")
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * 3))
     mask = np.frombuffer(stream, "<u8")
@@ -240,14 +231,8 @@ def test_a_mask_is_the_key_stream_of_its_secret():
         numbers = np.full(3, 7, dtype=np.uint64)
         add_masks(numbers, [(b"secret", sign)], b"info")
         assert numbers.tolist() == expected.tolist()
-
-
-def test_of_two_sites_one_adds_and_the_other_subtracts():
     keys = dict.fromkeys("abc", b"")
     assert [sign_of(*pair, keys) for pair in ("ab", "ba", "ac", "cb")] == [1, -1, 1, -1]
-
-
-def test_masks_hang_on_everything_that_was_agreed():
     context = Context("run", 1, "answer", {"a": b"1", "b": b"2"}, ["b", "a"])
     same = Context("run", 1, "answer", {"b": b"2", "a": b"1"}, ["a", "b"])
     assert context.sum_id == same.sum_id
