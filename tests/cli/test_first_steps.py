@@ -97,15 +97,6 @@ def test_clean_lists_first_and_removes_only_what_is_old(tmp_path, capsys, monkey
     assert "--older-than 0 takes all" in capsys.readouterr().out
 
 
-def test_ctrl_c_is_told_in_every_command(capsys, monkeypatch):
-    def interrupted(**_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctors, "examine", interrupted)
-    assert run_app(["doctor"]) == 1
-    assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
-
-
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_participant_starts_without_the_debug_lines_of_nvflare(tmp_path, capfd, monkeypatch, code):
     program = f"import sys; print('DEBUG - cell created'); sys.exit({code})"

@@ -89,18 +89,6 @@ def test_every_source_is_on_the_page():
         assert f"`{name}`" in page or f'source = "{name}"' in page
 
 
-def test_the_error_on_the_page_is_the_one_that_is_raised(hospital, capsys):
-    content = Path("scans/0001.png").read_bytes()
-    Path("scans/0001.png").write_bytes(content[: len(content) // 2])
-    Path("scans/0007.png").unlink()
-    write(STUDIES[1])
-    assert run_app(["data", "inspect", "study.toml"]) == 2
-    lines = capsys.readouterr().err.splitlines()[-3:]
-    assert lines[0] == "data.path: 2 of 90 images cannot be read; repair or remove them:"
-    assert re.match(r"  cases\.csv row 3 \(scans/0001\.png\): image file is truncated", lines[1])
-    assert lines[2] == "  cases.csv row 9 (scans/0007.png): the file does not exist"
-
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
 REAL = os.environ.get("POLYCLINIC_DATA")
 needs_real_data = pytest.mark.skipif(REAL is None, reason="POLYCLINIC_DATA names no folder with the real files")

@@ -248,17 +248,6 @@ def file_sources():
     return sorted(name for name, kind in SOURCES.items() if issubclass(kind, FileSource))
 
 
-@pytest.mark.parametrize("name", file_sources())
-def test_every_source_says_where_to_get_it_how_it_lies_and_that_it_is_not_there(name, root):
-    kind = SOURCES[name]
-    assert kind.where
-    assert "path" in kind.layout or "images" in kind.layout
-    assert kind.__doc__
-    assert kind.model_fields["source"].default == name
-    with pytest.raises(BadInput, match="there is nothing at"):
-        load(name, root / "nowhere")
-
-
 @pytest.mark.parametrize("name", sorted(set(file_sources()) - {"csv", "npz"}))
 def test_an_empty_folder_is_refused_in_one_sentence(name, root):
     with pytest.raises(BadInput) as caught:

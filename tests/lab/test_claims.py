@@ -1,7 +1,9 @@
-"""Every claim: valid studies at each scale, a rule about its own arms, records and a page that say the same."""
+"""Claims: their files, figures and pages."""
 
 from __future__ import annotations
 
+import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from polyclinic.errors import BadInput
 from polyclinic_lab import claim
 from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim, tuned_name
+from polyclinic_lab.figure import _by_count, draw, shown_metrics
 from polyclinic_lab.judge import STUDIES, plan, slug
 from polyclinic_lab.measures import OF_ALL, OF_RUN
 from polyclinic_lab.page import PAGES, _parts, pages
@@ -159,3 +162,81 @@ def test_what_was_tuned_changes_an_arm_in_every_claim_that_has_it(monkeypatch: p
     assert "optimizer.lr=0.5" not in table.changes("fedavg", "quick", phantom=False)
     assert "optimizer.lr=0.5" not in table.changes("feder", "full", phantom=False)
     assert "optimizer.lr=0.5" not in table.changes("fedavg", "full", phantom=True)
+
+
+pytest.importorskip("matplotlib")
+
+
+def row(label: str, metric: str, mean: float) -> dict:
+    return {"label": label, "metric": metric, "mean": mean, "std": 0.1}
+
+
+def found(*rows: dict, paper: tuple[dict, ...] = ()) -> dict:
+    return {"ours": list(rows), "paper_numbers": list(paper), "axis": "", "rule": "auc of a is at least 1"} | {
+        "paper": "P",
+        "place": "T",
+        "verdict": "yes",
+    }
+
+
+def test_bars_and_curves_are_drawn(tmp_path: Path) -> None:
+    curves = found(*(row("few", f"epsilon after {n} epochs", n / 10) for n in (1, 2, 3)))
+    bars = found(row("a", "mae", 1.0), row("b", "mae", 2.0), paper=(row("a", "mae", 1.5),))
+    both = found(*(row("1", f"score after {n} steps", n / 10) for n in (100, 200)), row("1", "auc", 0.7))
+    assert shown_metrics(both) == ["auc"]
+    for name, content in (("curves", curves), ("bars", bars), ("both", both)):
+        draw(content, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_metrics_of_the_rule_and_of_the_paper_come_first() -> None:
+    rows = [row("a", metric, 1.0) for metric in ("MB", "seconds", "loss", "auc", "mae")]
+    assert shown_metrics(found(*rows, paper=(row("a", "mae", 1.0),))) == ["auc", "mae", "MB", "seconds"]
+
+
+def test_arms_that_differ_in_the_number_of_sites_are_curves(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    rows = [row(f"{name}, {count} sites", "auc", count / 10) for name in ("feder", "fedavg") for count in (6, 2)]
+    axes = Figure().subplots()
+    _by_count(axes, found(*rows), "auc", [])
+    handles, names = axes.get_legend_handles_labels()
+    assert names == ["feder", "fedavg"]
+    assert list(handles[0].lines[0].get_xdata()) == [2, 6]
+    draw(found(*rows), tmp_path / "sites.png")
+    assert (tmp_path / "sites.png").read_bytes().startswith(b"\x89PNG")
+
+
+LAB = Path(__file__).parents[2] / "lab"
+
+
+@pytest.fixture(scope="module")
+def program():
+    return runpy.run_path(str(LAB / "benchmarks" / "performance_page.py"))
+
+
+@pytest.mark.parametrize("page", ["performance", "campaigns"])
+def test_a_page_is_what_the_figures_say(page, program):
+    text = (LAB / "pages" / f"{page}.md").read_text(encoding="utf-8")
+    assert text == program[page](), "run python lab/benchmarks/performance_page.py"
+
+
+def test_every_section_has_a_file_that_says_where_it_comes_from(program):
+    for name in (*program["SECTIONS"], *program["CAMPAIGNS"]):
+        content = json.loads((LAB / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+        script = content["again"].split()[1]
+        assert (LAB.parent / script).is_file()
+        assert all(one["machine"] not in ("", "unknown") and one["date"] for one in content["measured"])
+
+
+def test_the_picture_shows_what_stands_in_the_sections(program, tmp_path):
+    """By hand from the kept files: two ratios to a bare loop, and one of an attack."""
+    kept = {name: program["read"](name)["figures"] for name in program["SECTIONS"]}
+    rows = program["glance"](kept)
+    times = {row.what: row.times for row in rows}
+    small = kept["gpu_round"]["cases"][0]
+    assert times[f"a round: {small['case']}"] == 1 / small["ratio"]
+    assert times["a round: small CNN"] == 1 / kept["overhead"]["cases"][0]["cpu_ratio"]["median"]
+    assert times["gradient inversion: ResNet-18 + AdamW"] == kept["attacks"]["rows"][1]["ratio"]
+    program["draw"](rows, tmp_path / "glance.png")
+    assert (tmp_path / "glance.png").read_bytes().startswith(b"\x89PNG")

@@ -77,17 +77,6 @@ def trained(result) -> dict[int, list[str]]:
     return {number: list(dict.fromkeys(found[number])) for number in sorted(found)}
 
 
-def test_equal_scores_are_decided_by_the_loss():
-    task = TASKS["classification"]()
-    better = task.rank({"accuracy": 0.5, "loss": 0.6})
-    assert better > task.rank({"accuracy": 0.5, "loss": 0.7})
-    assert better < task.rank({"accuracy": 0.6, "loss": 9.0})
-    assert task.rank({"accuracy": 0.5, "auc": 0.8, "loss": 0.7}, "auc") == (0.8, -0.7)
-    assert task.rank({"accuracy": 0.5, "loss": 0.7}, "auc") is None
-    ages = TASKS["regression"]()
-    assert ages.rank({"mae": 3.0, "loss": 1.0}) > ages.rank({"mae": 4.0, "loss": 0.1})
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "loss"])
 def test_the_metric_chooses_the_released_round(undisturbed, tiny, metric):
     result = undisturbed(tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": metric}, rounds=5))
