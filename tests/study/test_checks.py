@@ -159,11 +159,11 @@ def test_what_a_run_would_refuse_is_refused_before(method, generator, more, refu
 
 
 def test_wrong_seeds_and_values_are_said_beside_the_rest():
-    tables = {"seed": -1, "data": {"source": "fundus-phantom", "sizee": 3}, "sites": {"partition": "iid", "count": 3}}
-    with pytest.raises(BadInput, match=r"(?s)^seed: must be .*\ndata\.sizee: no such.*\nmethod\.rounds: must be"):
-        parse_study({**tables, "method": {"name": "fedavg", "rounds": 1.5}})
     with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
         parse_study(tables({"name": "feder"}, {"name": "dcgan", "condition": "apart"}, "regression"))
+    wrong = {"seed": -1, "data": {"source": "fundus-phantom", "sizee": 3}, "sites": {"partition": "iid", "count": 3}}
+    with pytest.raises(BadInput, match=r"(?s)^seed: must be .*\ndata\.sizee: no such.*\nmethod\.rounds: must be"):
+        parse_study({**wrong, "method": {"name": "fedavg", "rounds": 1.5}})
 
 
 @pytest.mark.parametrize("name", [[], {}, [[]], 3, None])

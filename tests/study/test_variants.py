@@ -40,6 +40,7 @@ def test_replay_goes_with_the_method(written):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_study(file, ["method.name=fedavg-replay"]).replay.ratio == 2
+    notice_once.cache_clear()
     with pytest.warns(Notice, match="method.name = 'cwt': it replays, as the study has a table"):
         study = load_study(written("fedavg", {"replay.ratio": 2.0}), ["method.name=cwt"])
     assert study.replay.ratio == 2
