@@ -276,3 +276,15 @@ def test_nnunets_plans_are_read_and_written(brains, tmp_path):
     (tmp_path / "none.json").write_text("{}")
     with pytest.raises(BadInput, match=r"is no nnUNetPlans\.json"):
         read_plans(tmp_path / "none.json")
+
+
+def test_a_structure_that_the_last_hospital_alone_has_is_found(tmp_path):
+    mask = np.zeros((16, 16, 16), np.uint8)
+    mask[4:8] = 1
+    for number in range(20):
+        case = tmp_path / "own" / ("Graz" if number < 16 else "Wien") / f"case{number:02}"
+        case.mkdir(parents=True)
+        for name, voxels in (("ct", mask + 1), ("seg", mask * (5 if number > 15 else 1))):
+            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), case / f"{name}.nii.gz")
+    done = CliRunner().invoke(app, ["study", "new", str(tmp_path / "study.toml"), "--for", str(tmp_path / "own")])
+    assert "values of masks 1, 5" in done.output

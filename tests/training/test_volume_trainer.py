@@ -128,3 +128,20 @@ def test_training_lowers_the_loss():
     batches = own.batches(part, torch_rng("train"))
     losses = [own.train(batches, 8, optimizer) for _ in range(4)]
     assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("structure", [slice(0, 0), slice(None)])
+def test_a_case_without_structures_or_without_anything_else_has_patches_and_no_warning(structure):
+    images, _ = next(trainer().batches(part_of([(20, 20, 10)], structure=structure), torch_rng("site")))
+    assert images.shape == (2, 1, *PATCH)
+
+
+def test_many_cases_take_no_more_memory_and_change_no_patch(monkeypatch):
+    part, index = part_of([(20, 20, 10)] * 5), torch.arange(5).repeat(2)
+    wanted, _ = trainer().batch(part, index, torch_rng("site"))
+    monkeypatch.setattr("polyclinic.training.volumes.MOST_KEPT", 2)
+    own = trainer()
+    found, _ = own.batch(part, index, torch_rng("site"))
+    assert torch.equal(found, wanted)
+    assert len(own._middles) == 2

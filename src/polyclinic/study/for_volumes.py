@@ -89,18 +89,23 @@ def volume_study_for(images: Path, path: Path, plans: Path | None = None) -> tup
     except BadInput:
         return None
     cases = [case for case in found.values() if case.mask is not None or case.archive is not None]
-    facts = [fact for case in cases[:HEADERS] if (fact := _header(case)) is not None]
+    facts = [fact for case in _spread(cases, HEADERS) if (fact := _header(case)) is not None]
     if not facts or np.median([shape for shape, _ in facts], axis=0).min() < FEWEST_SLICES:
         return None
     if len(cases) < FEWEST_CASES:
         raise BadInput(f"--for {images}: {len(cases)} volumes with masks are too few to train and test on; add more")
     shapes, spacings = (np.array(some, float) for some in zip(*facts, strict=True))
-    looked = [one for case in cases[:LOOKED_AT] if (one := _content(case)) is not None]
+    looked = [one for case in _spread(cases, LOOKED_AT) if (one := _content(case)) is not None]
     values = sorted({value for mask, _, _ in looked for value in np.unique(mask).tolist()} - {0})
     plan = read_plans(plans) if plans else plan_of(spacings, shapes * spacings)
     sites = Counter(site for site, _ in found)
     said = _said(found, channels, values, (shapes, spacings), sites)
     return _text(os.path.relpath(images, path.parent.resolve()), channels, values, plan, sites, looked, said), said
+
+
+def _spread(cases: list[CaseFiles], most: int) -> list[CaseFiles]:
+    """Some cases, evenly among all: those of one hospital stand together."""
+    return [cases[place] for place in sorted({*np.linspace(0, len(cases) - 1, most).round().astype(int).tolist()})]
 
 
 def channels_of(top: Path, volumes: list[Path]) -> list[str]:

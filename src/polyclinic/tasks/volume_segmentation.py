@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
@@ -197,6 +198,7 @@ def surface_scores(guess: Tensor, truth: Tensor, spacing: tuple[float, ...], tol
     """HD95 in millimetres and surface Dice of masks [1, K, X, Y, Z], none of them empty, by MONAI; float64 [K, 2]."""
     from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
+    warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges", FutureWarning)  # MONAI 1.6 about itself
     sides, limits = [float(side) for side in spacing], [tolerance] * guess.shape[1]
     hausdorff = compute_hausdorff_distance(guess.float(), truth.float(), True, percentile=95, spacing=sides)
     surface = compute_surface_dice(guess.float(), truth.float(), limits, True, spacing=sides)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: voxels of a case that may become the middle of a patch, of structures and of the rest each
 MOST_MIDDLES = 50_000
+#: cases whose places of middles stay in memory, less than a megabyte each
+MOST_KEPT = 100
 
 
 class VolumeTrainer(Trainer):
@@ -83,12 +85,15 @@ class VolumeTrainer(Trainer):
         return {name: torch.as_tensor(tensor) for name, tensor in changed.items()}
 
     def _middles_of(self, volume: Volume) -> tuple[np.ndarray, np.ndarray]:
-        """Places of structures and of the rest, as indices into the flat mask, thinned out evenly."""
+        """Places of structures and of the rest, as indices into the flat mask, thinned out evenly; where there are none
+        of one, the others stand for them."""
         if volume not in self._middles:
             flat = np.asarray(volume.mask).reshape(-1) > 0
             both = (np.flatnonzero(flat), np.flatnonzero(~flat))
             inside, outside = (one[:: len(one) // MOST_MIDDLES + 1] for one in both)
-            self._middles[volume] = inside, outside
+            if len(self._middles) >= MOST_KEPT:
+                self._middles.popitem()
+            self._middles[volume] = inside if len(inside) else outside, outside if len(outside) else inside
         return self._middles[volume]
 
     # --- evaluation -------------------------------------------------------------------------------

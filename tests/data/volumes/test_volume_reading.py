@@ -73,6 +73,10 @@ def truncated(path):
     return path
 
 
+def colours(path):
+    return save(path, np.zeros(SHAPE, [("R", "u1"), ("G", "u1"), ("B", "u1")]))
+
+
 def flat_spacing(path):
     save(path, VOXELS)
     content = bytearray(path.read_bytes())
@@ -134,6 +138,21 @@ BAD = {
     ),
     "an archive without a spacing": (lambda r: archive(r / "a.npz", image=VOXELS), "image and spacing"),
     "an archive with other channels": (lambda r: archive(r / "a.npz", image=VOXELS, spacing=SPACING), "not 2 channels"),
+    "an archive with an affine of one row": (
+        lambda r: archive(r / "a.npz", image=np.stack([VOXELS] * 2), affine=np.ones(4)),
+        "a spacing of 0 mm, or none",
+    ),
+    "an archive with a mask of texts": (
+        lambda r: archive(r / "a.npz", image=np.stack([VOXELS] * 2), spacing=SPACING, mask=np.full(SHAPE, "tumour")),
+        "one plain number for each voxel",
+    ),
+    "colours": (lambda r: case(r, flair=colours(r / "f.nii"), t1=save(r / "t.nii", VOXELS)), "f.nii: it holds colours"),
+    "complex numbers": (
+        lambda r: case(r, flair=save(r / "f.nii", VOXELS.astype(np.complex64)), t1=save(r / "t.nii", VOXELS)),
+        "f.nii: it holds colours, texts or complex numbers",
+    ),
+    "nothing but air": (lambda r: archive(r / "a.npz", image=np.zeros((2, *SHAPE)), spacing=SPACING), "0 everywhere"),
+    "no voxels": (lambda r: archive(r / "a.npz", image=np.zeros((2, 0, 5, 4)), spacing=SPACING), "has no voxels"),
     "an archive that is none": (lambda r: CaseFiles("case-7", archive=text(r / "a.npz")), "cut off or damaged"),
 }
 
@@ -195,3 +214,10 @@ class TestPreparation:
         assert found[0].min() == -50
         assert found[1].min() == 490
         assert raw.image.min() == 0
+
+
+def test_intensities_that_16_bits_do_not_hold_are_told_and_never_infinite():
+    raw = RawVolume(np.full((1, *SHAPE), 70_000, np.float32) + VOXELS, None, np.eye(4))
+    with pytest.raises(ValueError, match=r"65,504.*preparation\.normalise"):
+        Preparation(normalise="none").prepare(raw)
+    assert np.isfinite(Preparation().prepare(raw).image).all()

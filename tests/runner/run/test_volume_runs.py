@@ -15,6 +15,7 @@ from polyclinic.data.volumes.preparation import Preparation
 from polyclinic.data.volumes.volume import RawVolume
 from polyclinic.errors import BadInput
 from polyclinic.runner.evaluate.case_scores import read_cases
+from polyclinic.runner.export.export import export
 from polyclinic.runner.predict.volumes import values_of
 
 VOLUMES = {
@@ -167,3 +168,10 @@ def test_structures_become_one_mask():
     assert values_of(inside, regions).ravel().tolist() == [1, 2, 3, 0]
     classes = {"liver": (1,), "tumour": (5, 2)}
     assert values_of(inside[[0, 2]] & ~inside[[2, 1]], classes).ravel().tolist() == [1, 1, 0, 2]
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript", "monai-bundle"])
+def test_export_refuses_in_one_sentence_and_writes_nothing(fedavg, form):
+    with pytest.raises(BadInput, match=f"--to {form}: models of volumes are not exported yet"):
+        export(fedavg.folder, form)
+    assert not (fedavg.folder / "exported").exists()

@@ -96,7 +96,10 @@ class Preparation(Settings):
             given[MASK] = MetaTensor(torch.from_numpy(raw.mask[None]), affine)
         transforms = self.transforms(mask=raw.mask is not None)
         found = transforms(given)
-        image = found[IMAGE].numpy().astype(np.float16)
+        with np.errstate(over="ignore"):
+            image = found[IMAGE].numpy().astype(np.float16)
+        if not np.isfinite(image).all():
+            raise ValueError("has intensities above 65,504, the most that 16 bits hold; set preparation.normalise")
         mask = found[MASK].numpy()[0].astype(np.uint8) if raw.mask is not None else None
         spacing = tuple(np.linalg.norm(found[IMAGE].affine[:3, :3].numpy(), axis=0).tolist())
 

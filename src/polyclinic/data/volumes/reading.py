@@ -19,6 +19,8 @@ SQUARE = 1e-2
 #: voxels of a file at most: 1,024 x 1,024 x 2,048
 MOST_VOXELS = 2**31
 NPZ = ".npz"
+#: kinds of plain numbers: of truth, whole, without a sign, and others
+PLAIN, NOT_PLAIN = "biuf", "it holds colours, texts or complex numbers; write one plain number for each voxel"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with imageglobals.ErrorLevel(30):  # a spacing of 0 would become 1 mm
             opened = load_nifti(path)
         _check_shape(opened.shape)
+        if opened.get_data_dtype().kind not in PLAIN:
+            raise ValueError(NOT_PLAIN)
         voxels = np.asarray(opened.dataobj, dtype=np.float32)
     except spatialimages.HeaderDataError as error:
         raise ValueError(f"{path.name} has a wrong header, such as a spacing of 0 ({error}); correct it") from None
@@ -120,6 +124,8 @@ def _from_archive(path: Path, channels: int) -> RawVolume:
         raise ValueError(f"is cut off or damaged ({type(error).__name__}); copy it again") from None
     if "image" not in arrays or not {"spacing", "affine"} & arrays.keys():
         raise ValueError("needs the arrays image and spacing (or affine); add them")
+    if any(arrays[name].dtype.kind not in PLAIN for name in ("image", "mask", "spacing", "affine") if name in arrays):
+        raise ValueError(NOT_PLAIN)
     image = np.asarray(arrays["image"], np.float32)
     image = image[None] if image.ndim == 3 else image
     if image.ndim != 4 or len(image) != channels:
@@ -132,18 +138,26 @@ def _from_archive(path: Path, channels: int) -> RawVolume:
 
 
 def _whole(mask: np.ndarray) -> np.ndarray:
-    if not np.isfinite(mask).all() or (mask != np.round(mask)).any() or mask.min() < 0 or mask.max() > 255:
+    if (
+        not mask.size
+        or not np.isfinite(mask).all()
+        or (mask != np.round(mask)).any()
+        or mask.min() < 0
+        or mask.max() > 255
+    ):
         raise ValueError("the mask holds values that are no whole numbers from 0 to 255; write one for each structure")
     return mask.astype(np.uint8)
 
 
 def _check(raw: RawVolume, structures: Structures) -> None:
-    """ValueError for numbers that are none, axes without length or right angles, and structures without a name."""
+    """ValueError for no voxels, numbers that are none, axes without length or right angles, and unknown structures."""
+    if not raw.image.any():
+        raise ValueError("is 0 everywhere, or has no voxels; export it again, or leave it out")
     if not np.isfinite(raw.image).all():
         raise ValueError("holds values that are not numbers (NaN or infinite); replace them, by 0 outside the body")
-    axes = raw.affine[:3, :3]
+    axes = raw.affine[:3, :3] if raw.affine.shape == (4, 4) else np.zeros((3, 3))
     lengths = np.linalg.norm(axes, axis=0)
-    if raw.affine.shape != (4, 4) or not np.isfinite(raw.affine).all() or lengths.min() <= 0:
+    if not np.isfinite(raw.affine).all() or lengths.min() <= 0:
         raise ValueError("has a spacing of 0 mm, or none; correct its header")
     cosines = np.abs((axes / lengths).T @ (axes / lengths) - np.eye(3))
     if cosines.max() > SQUARE:

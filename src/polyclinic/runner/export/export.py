@@ -60,10 +60,11 @@ def export(
     """
     if to not in FORMATS:
         raise BadInput(f"--to: {no_such_choice(to, list(FORMATS))}")
-    format_ = FORMATS[to]
-    refuse_missing(to, format_.packages)
-    path = Path(run)
+    format_, path = FORMATS[to], Path(run)
     predictor = load_predictor(path, **chosen)
+    if predictor.card.volume:
+        raise BadInput(f"--to {to}: models of volumes are not exported yet; `polyclinic predict --masks` writes masks")
+    refuse_missing(to, format_.packages)
     home = path if path.is_dir() else path.parent
     folder = Path(out) if out is not None else home / "exported" / to
     samples, what = drawn_images(predictor.card), "drawn images (black, white, shades, noise)"
