@@ -145,3 +145,4 @@ def test_many_cases_take_no_more_memory_and_change_no_patch(monkeypatch):
     found, _ = own.batch(part, index, torch_rng("site"))
     assert torch.equal(found, wanted)
     assert len(own._middles) == 2
+    assert all(one.base is None for both in own._middles.values() for one in both)  # a view would keep all voxels

@@ -90,7 +90,7 @@ class VolumeTrainer(Trainer):
         if volume not in self._middles:
             flat = np.asarray(volume.mask).reshape(-1) > 0
             both = (np.flatnonzero(flat), np.flatnonzero(~flat))
-            inside, outside = (one[:: len(one) // MOST_MIDDLES + 1] for one in both)
+            inside, outside = (one[:: len(one) // MOST_MIDDLES + 1].astype(np.int32) for one in both)  # no view of all
             if len(self._middles) >= MOST_KEPT:
                 self._middles.popitem()
             self._middles[volume] = inside if len(inside) else outside, outside if len(outside) else inside
