@@ -102,19 +102,32 @@ def _die_half_way(path):
         os._exit(3)
 
 
-def test_a_private_file_is_never_readable_by_others(tmp_path):
+def test_private_files_and_folders_are_never_readable_by_others(tmp_path):
     (tmp_path / f"key{PARTIAL}").touch(mode=0o644)  # left by somebody else
     atomic_write(tmp_path / "key", "secret", private=True)
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    (tmp_path / "kit" / "startup").mkdir(parents=True)
+    script = tmp_path / "kit" / "startup" / "start.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    make_private(tmp_path / "kit")
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kit", script.parent, script)] == [0o700] * 3
 
 
-def test_tensors_that_share_memory_or_lie_across_it_are_written(tmp_path):
+def test_tensors_that_share_memory_are_written_and_come_back_in_order(tmp_path):
     whole = torch.arange(6.0).reshape(2, 3)
     tensors = {"whole": whole, "again": whole, "across": whole.T}
     write_tensors(tmp_path / "file", tensors)
     for name, tensor in load_file(tmp_path / "file").items():
         assert torch.equal(tensor, tensors[name])
     assert names(tmp_path) == ["file"]
+    # `safetensors.torch.load` has another order in every call, and replayed images would change with it.
+    sites = [f"site-{number}" for number in range(50)]
+    write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
+    content = (tmp_path / "many.safetensors").read_bytes()
+    orders = {tuple(decode_tensors(content)) for _ in range(5)}
+    assert orders == {tuple(sorted(sites))}
+    assert tuple(read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells which files are mapped")
@@ -156,25 +169,6 @@ def _hold(path, told):
     with lock(path):
         told.touch()
         time.sleep(3600)
-
-
-def test_tensors_come_back_in_the_order_of_the_file(tmp_path):
-    """`safetensors.torch.load` has another order in every call, and replayed images would change with it."""
-    sites = [f"site-{number}" for number in range(50)]
-    write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
-    content = (tmp_path / "many.safetensors").read_bytes()
-    orders = {tuple(decode_tensors(content)) for _ in range(5)}
-    assert orders == {tuple(sorted(sites))}
-    assert tuple(read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))
-
-
-def test_make_private_takes_the_rights_of_others_away(tmp_path):
-    (tmp_path / "kit" / "startup").mkdir(parents=True)
-    script = tmp_path / "kit" / "startup" / "start.sh"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o755)
-    make_private(tmp_path / "kit")
-    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kit", script.parent, script)] == [0o700] * 3
 
 
 def test_a_place_where_nothing_can_be_made_is_said_before_anybody_works(tmp_path, monkeypatch):
