@@ -69,10 +69,9 @@ def check_whole(folder: Path, *names: str) -> None:
         raise Damaged(f"{folder / DIGESTS}: is damaged; bring it back from a copy")
     for name, sha256 in noted["files"].items():
         if any(fnmatch.fnmatchcase(name, one) for one in names) and sha256_of(folder / name) != sha256:
-            raise Damaged(
-                f"{folder / name}: is damaged (its SHA-256 is not the one that was noted when the run ended); "
-                "bring it back from a copy, or run the study again"
-            )
+            changed = "is damaged (its SHA-256 is not the one that was noted when the run ended)"
+            what = changed if (folder / name).is_file() else "is gone, and the run had written it"
+            raise Damaged(f"{folder / name}: {what}; bring it back from a copy, or run the study again")
 
 
 def read_result(folder: Path) -> JsonObject:

@@ -51,6 +51,8 @@ def test_a_ledger_that_was_cut_or_deleted_is_found_by_the_result(folder, capsys)
 
 def test_a_run_without_its_result_has_the_checkpoint(folder, capsys):
     (folder / "result.json").unlink()
+    assert "result.json: is gone" in said(capsys, "verify", "./verify", code=2)
+    (folder / "digests.json").unlink()  # as in a run that has not ended
     path = folder / "ledger" / "site-1.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     assert "manifest.json says" in said(capsys, "verify", "./verify", code=1)

@@ -94,7 +94,7 @@ def new(
 
         source = source or "fundus-phantom"
         # masks have no labels by which sites could differ
-        usual = "iid" if (task or first_task(source)) == "segmentation" else "label-skew"
+        usual = "iid" if (task or first_task(source)).endswith("segmentation") else "label-skew"
         text = template(method=method or "fedavg", source=source, partition=partition or usual, task=task)
     write_new(path, text, force=force)
 

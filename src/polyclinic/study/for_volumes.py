@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from polyclinic.data.reading import load_nifti, read_dicom
 from polyclinic.data.volumes.finding import MASK_FOLDERS, MASKS, find_cases, volumes_below
 from polyclinic.data.volumes.reading import NPZ, CaseFiles, dicom_slices, stem_of
 from polyclinic.errors import BadInput
-from polyclinic.models.nnunet_plans import read_plans
-from polyclinic.models.volume_plan import VolumePlan, plan_of
+
+if TYPE_CHECKING:
+    from polyclinic.models.volume_plan import VolumePlan
 
 #: cases whose headers, and masks, are looked at
 HEADERS, LOOKED_AT = 40, 8
@@ -97,6 +98,9 @@ def volume_study_for(images: Path, path: Path, plans: Path | None = None) -> tup
     shapes, spacings = (np.array(some, float) for some in zip(*facts, strict=True))
     looked = [one for case in _spread(cases, LOOKED_AT) if (one := _content(case)) is not None]
     values = sorted({value for mask, _, _ in looked for value in np.unique(mask).tolist()} - {0})
+    from polyclinic.models.nnunet_plans import read_plans  # here: they bring torch
+    from polyclinic.models.volume_plan import plan_of
+
     plan = read_plans(plans) if plans else plan_of(spacings, shapes * spacings)
     sites = Counter(site for site, _ in found)
     said = _said(found, channels, values, (shapes, spacings), sites)

@@ -125,6 +125,8 @@ def _setting(name: str, field: FieldInfo, value: Any) -> list[str]:
 
 
 def _assignment(name: str, value: Any) -> str:
+    if isinstance(value, Settings):
+        value = value.model_dump(exclude_none=True)
     if isinstance(value, dict):  # on one line, or what follows would belong to it
         inside = ", ".join(_assignment(key, item) for key, item in value.items())
         return f"{name} = {{ {inside} }}" if inside else f"{name} = {{}}"
