@@ -111,8 +111,7 @@ class ThroughGate(Layer):
         else:
             return transaction.declared.too_many(kind, numbers, site.trainer)
         if kind in HANDED_ON:
-            came = [one.tensors.values() for one in transaction.received.values() if one.kind == kind]
-            most += sum(map(Tensor.numel, itertools.chain(*came)))
+            most += sum(t.numel() for p in transaction.received.values() if p.kind == kind for t in p.tensors.values())
         return f"{numbers} numbers, where at most {most} can be" if numbers > most else ""
 
 
