@@ -109,7 +109,8 @@ def volume_study_for(images: Path, path: Path, plans: Path | None = None) -> tup
 
 def _spread(cases: list[CaseFiles], most: int) -> list[CaseFiles]:
     """Some cases, evenly among all: those of one hospital stand together."""
-    return [cases[place] for place in sorted({*np.linspace(0, len(cases) - 1, most).round().astype(int).tolist()})]
+    places = np.linspace(0, len(cases) - 1, min(most, len(cases))).round().astype(int)
+    return [cases[place] for place in places.tolist()]
 
 
 def channels_of(top: Path, volumes: list[Path]) -> list[str]:

@@ -141,7 +141,7 @@ def test_missing_ledgers_and_results_are_named(tmp_path):
     note_files(tmp_path)
     assert witnesses_in(tmp_path) == []
     (tmp_path / "result.json").unlink()
-    with pytest.raises(Damaged, match=r"result\.json: is damaged"):
+    with pytest.raises(Damaged, match=r"result\.json: is gone"):
         witnesses_in(tmp_path)
 
 

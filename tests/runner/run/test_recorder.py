@@ -253,7 +253,7 @@ def test_what_is_meant_for_the_user_or_for_a_pause_passes(error):
 
 
 def test_a_failure_outside_the_plugin_names_the_innermost_line():
-    with pytest.raises(WorkFailed, match=r"method 'fedavg' failed at the coordinator in .*test_method\.py, line"):
+    with pytest.raises(WorkFailed, match=r"method 'fedavg' failed at the coordinator in .*test_recorder\.py, line"):
         run_method(Raises(), ValueError("x"))
 
 
