@@ -1,5 +1,7 @@
 """Files of volumes: what is read, and one sentence with the cure for what cannot be."""
 
+import zipfile
+
 import numpy as np
 import pytest
 from volume_files import SPACING, save, write_series
@@ -137,6 +139,10 @@ BAD = {
         "two slices at 3.0 mm",
     ),
     "an archive without a spacing": (lambda r: archive(r / "a.npz", image=VOXELS), "image and spacing"),
+    "an archive packed as numpy never does": (
+        lambda r: bzipped(archive(r / "a.npz", image=np.stack([VOXELS] * 2), spacing=SPACING)),
+        "damaged",
+    ),
     "an archive with other channels": (lambda r: archive(r / "a.npz", image=VOXELS, spacing=SPACING), "not 2 channels"),
     "an archive with an affine of one row": (
         lambda r: archive(r / "a.npz", image=np.stack([VOXELS] * 2), affine=np.ones(4)),
@@ -164,6 +170,15 @@ def both(root):
 def text(path):
     path.write_text("no volume" * 99)
     return path
+
+
+def bzipped(files: CaseFiles) -> CaseFiles:
+    with zipfile.ZipFile(files.archive) as packed:
+        content = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(files.archive, "w", zipfile.ZIP_BZIP2) as packed:
+        for name, array in content.items():
+            packed.writestr(name, array)
+    return files
 
 
 def archive(path, **arrays):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.data.archives import unpacked_size
 from polyclinic.data.reading import NIFTI, is_dicom, is_nifti, load_nifti, read_dicom
 from polyclinic.data.volumes.volume import RawVolume, Structures
 
@@ -118,6 +120,10 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 def _from_archive(path: Path, channels: int) -> RawVolume:
     """`image` [C, X, Y, Z] or [X, Y, Z], perhaps `mask` [X, Y, Z], and `spacing` [3] or `affine` [4, 4]."""
     try:
+        with zipfile.ZipFile(path) as packed:
+            too_large = unpacked_size(packed) > 8 * (channels + 1) * MOST_VOXELS
+        if too_large:
+            raise ValueError("it unpacks to more than any volume has")
         with np.load(path, allow_pickle=False) as opened:
             arrays = {name: opened[name] for name in opened.files}
     except Exception as error:  # what NumPy raises on a broken archive
