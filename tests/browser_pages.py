@@ -1,7 +1,5 @@
 """What tests in a real browser ask of a page: does it fit, can it be read; and a real server for it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

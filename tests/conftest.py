@@ -3,8 +3,6 @@
 Phantoms are drawn once per session, into a cache of the session's own.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

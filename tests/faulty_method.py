@@ -4,8 +4,6 @@ The file `<trouble>/<site>-<round>` holds what goes wrong in the site's training
 setting, so that trouble can end without the study becoming another one. The file is a plug-in.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

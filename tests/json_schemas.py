@@ -1,7 +1,5 @@
 """Files of a run folder against the JSON Schemas that the package ships."""
 
-from __future__ import annotations
-
 import functools
 import json
 from importlib.resources import files

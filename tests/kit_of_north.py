@@ -1,7 +1,5 @@
 """The kit of a site 'north', without NVFlare, and studies that come to it: for tests of `site` and of its page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys for kits of tests: drawn for each site and the coordinator, as if the people of all had confirmed one list."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

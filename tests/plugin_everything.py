@@ -1,7 +1,5 @@
 """A plug-in file of a third party with one of each; a study names it in `plugins`."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

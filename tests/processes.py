@@ -4,8 +4,6 @@ A process started from the command line spends seconds on imports. Those here ar
 (own memory, own pipes, `kill -9`), and are there in a few hundredths of a second.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

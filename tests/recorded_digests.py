@@ -8,8 +8,6 @@ the last bits of floating-point arithmetic depend on the processor, unless its l
 some have, and they can be told before they are loaded only (`ENVIRONMENT`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

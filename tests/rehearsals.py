@@ -1,7 +1,5 @@
 """A rehearsal of a deployment for tests: server and sites as processes of their own, ended whatever happens."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

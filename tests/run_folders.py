@@ -1,7 +1,5 @@
 """Two run folders, compared to the last byte but for what clocks say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

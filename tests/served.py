@@ -1,7 +1,5 @@
 """Run folders written by hand, and a server that is asked in this process: for the tests of `polyclinic serve`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

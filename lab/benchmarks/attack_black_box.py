@@ -13,8 +13,6 @@ the right one of all attacked images more than with any other (brightness and co
 is taken off); by chance it is one in as many as there are.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

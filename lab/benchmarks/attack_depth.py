@@ -13,8 +13,6 @@ single option can be given as well. AdamW starts from uniform noise, as the late
 PSNR is the mean over all images, converged or not. The baseline is an "attack" that returns the mean training image.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

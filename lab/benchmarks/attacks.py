@@ -10,8 +10,6 @@ with one thread are given as well: other work on the machine hardly changes thei
 With --device cuda, LeNet-5 runs in full float32; ResNet-18 lets both sides use TF32, which its size asks for.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Each study is tiny. Every kept parcel is held against its operation, carried out
 no part in it: held-out ones take the place of training images, so that whatever is found is a false alarm.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter

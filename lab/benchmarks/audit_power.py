@@ -8,8 +8,6 @@ Every case is a line in the file --out; a case that is there is not run again, s
 resumed. `--jobs` runs so many cases at once; `--minutes` stops before a further case begins.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

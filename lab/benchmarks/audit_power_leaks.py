@@ -4,8 +4,6 @@
 deeper cut, a decoder that learned less, fewer copies among the synthetic images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -7,8 +7,6 @@ a sum is wrong by more than rounding. The steps are timed beside the plain step 
 interleaved repeats.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

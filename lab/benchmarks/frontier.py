@@ -8,8 +8,6 @@ Kept figures lie in lab/figures/frontier: a file for each set of images, a row f
 machine. `--keep` and `--without` add rows, or take the place of those with the same name and epsilon.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

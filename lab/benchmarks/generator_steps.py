@@ -11,8 +11,6 @@ CPU. Images are noise: their content does not change the work.
 - `stacks`: the GANs of nine sites take a step each, one after the other and as one stack, in turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

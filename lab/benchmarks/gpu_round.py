@@ -5,8 +5,6 @@ checkpoints are off; gate, ledger and digests are on, and complete at the end of
 as a CUDA graph, too. On a machine without a GPU the same runs in fp32 on the CPU, for a try.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

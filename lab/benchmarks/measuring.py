@@ -1,7 +1,5 @@
 """What all benchmarks share: their flags, the last line of output, clocks, and medians of ways that take turns."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

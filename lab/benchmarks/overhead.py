@@ -6,8 +6,6 @@ are left out, evaluation and checkpoints are off; gate, ledger, encoding and byt
 final weights fails the benchmark, for then the two did not do the same work.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -14,8 +14,6 @@ With `--stay` each program is started once, all at the same time, and takes all 
 start takes longer than the rounds. Only for programs that run in one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

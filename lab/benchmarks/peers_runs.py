@@ -7,8 +7,6 @@ train with loops of their own, which take as many steps of the same size. Weight
 With `-` for ROUNDS it reads numbers of rounds from its input, line by line, and says what each run took (`serve`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -8,8 +8,6 @@ A kept file has the figures of one benchmark or campaign, the command that measu
 its own command, machine, date and commit.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import textwrap

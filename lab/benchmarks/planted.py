@@ -10,8 +10,6 @@ ledger, kept, and audited like any other:
 Images are drawn by the package, or with POLYCLINIC_DATA (a folder with tb_cxr_64.npz) chest X-rays.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -6,8 +6,6 @@ in the run folder after the rounds. The final test is left out. `--sampled` has 
 part in a round (`method.fraction`).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -10,8 +10,6 @@ another. With `--large 4` only four sites have 1,000 images and the others 32, w
 coordinator as they are, and the simulated round is not told. Nothing is sent over a network.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

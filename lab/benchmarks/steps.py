@@ -5,8 +5,6 @@ other. Each row has milliseconds of one step of all its networks, medians of int
 `engine.graphs = "auto"` and `engine.stacked = "auto"` were chosen by.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable

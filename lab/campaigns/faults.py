@@ -7,8 +7,6 @@ Each trial runs or resumes a small study with one fault. It fails if it ends in 
 another result than without the fault; a command that says in a sentence what is wrong has not failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -4,8 +4,6 @@ The process that forks has imported everything and has run the study once: a chi
 and is as real to the code under test (own memory, own files, `kill -9`) as one from the command line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Damage to files: bits, lengths, lines and names of the files of interrupted and of finished runs."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil

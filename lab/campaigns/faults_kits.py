@@ -1,7 +1,5 @@
 """Damage to the kit of a deployed site: keys, pins, policy, confirmation, certificates, admission."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A loss of power while a deployed site writes its ledger: no line is lost of a parcel that left."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The liar must fail and be named, nobody else, and the round must go on. Where a 
 nothing that a method uses), the run must end as it would have.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

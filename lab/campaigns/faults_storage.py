@@ -5,8 +5,6 @@ of power may leave it. The loss follows POSIX and no kinder file system: the con
 fsync, the names in a folder as of the folder's last fsync; what came later may be there, in part, or not at all.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -9,8 +9,6 @@ seconds, and where a decoder crashes. Plain draws are ten times as fast as those
 some of both.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -4,8 +4,6 @@ Changed bytes rarely come past a checksum or a length. So JSON inside an input (
 also taken apart, changed, and put together again.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

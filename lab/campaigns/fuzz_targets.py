@@ -1,7 +1,5 @@
 """What the fuzz campaign changes and reads: studies, parcels, calls, ledgers, manifests, models, tables, images."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -9,8 +9,6 @@ only, or go by small steps over many rounds. `identified` counts the site's imag
 works in spite of the alarm, `by_chance` images that it never had.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

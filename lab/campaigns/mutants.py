@@ -8,8 +8,6 @@ is printed as a difference of one line; somebody has to judge whether it changes
 notice nothing, which is said. Code that a test runs in a process of another program is not changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -4,8 +4,6 @@ A worker that crashes (a segmentation fault in a decoder, say) or hangs is named
 before is kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -8,8 +8,6 @@ or stops with an exit code and a sentence and, resumed, ends with them; it fails
 ledger does not hold, both sides' ledgers differ, or a parcel left twice. FILE gets a line of JSON for each trial.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A federation of NVFlare processes on hosts of its own, and what is done to it: one fault a class of trouble."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

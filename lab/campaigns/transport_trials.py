@@ -1,7 +1,5 @@
 """Trials of the transport campaign: a study is submitted, faults begin and end, and the run is judged."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

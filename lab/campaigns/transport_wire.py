@@ -5,8 +5,6 @@ then. So TCP, TLS and NVFlare meet real packets, and nothing ever leaves this ma
 namespaces of its own (processes, mounts, network): whatever happens to the campaign, the kernel ends what it began.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

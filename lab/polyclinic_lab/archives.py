@@ -8,8 +8,6 @@ the same runs; the script prepares all studies from both, and ends with 1 if a d
 keeps images at the studies' size, where they are stored larger.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

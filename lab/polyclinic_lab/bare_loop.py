@@ -1,7 +1,5 @@
 """A bare PyTorch loop that takes the very same optimiser steps as a FedAvg run, and a clock for both in turns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ a finding or none. The tuberculosis collection has its two classes from differen
 the hospital in place of the disease: `feder-shortcut` judges the tables without it.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Changes of a study are written as on the command line (`method.name=cwt`); `@nam
 [settings], `group` for fields that claims of a file share, and `decides` for the claim whose reason is looked for.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 No audit can do this: both methods keep their generators, so that the state of the sites is read here.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -6,8 +6,6 @@ are paired by image. As in the authors' code the last point counts, and an image
 not below that after the first step; MSE and SSIM are those of the others.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

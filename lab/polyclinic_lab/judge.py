@@ -4,8 +4,6 @@ Runs that are finished are not run again, so a claim that was interrupted goes o
 folder for the runs, claims that ask for the same study share its run.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -3,8 +3,6 @@
 A claim names its measures with their words: `test mae`, `audited latents psnr inversion`.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A record may be made of a run later, and elsewhere. Seconds of the clock say mor
 about the run.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """Measures that need more than a run folder: equal models, a run after a kill, the price of a round, epsilon."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 python -m polyclinic_lab.page
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ makes them of runs that the campaign has kept (`--keep`), perhaps on several mac
 is said in the record.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -10,8 +10,6 @@ side, it does not if the whole interval lies on the other side, and else it is u
 images) that would decide it if the mean and the scatter stayed as they are.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -6,8 +6,6 @@ searches what a claim's `tune` names with `polyclinic tune --folds`, on training
 writes the choices to `tuned.json`. From then on they are changes of every arm that has the method on these images.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Runs may have been made side by side on a larger machine, each with one core and without a GPU: their CPU seconds count.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

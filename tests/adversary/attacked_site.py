@@ -4,8 +4,6 @@ The coordinator of these tests has what docs/deploy.md grants one: settings of s
 declared operation, as often as it likes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An audit at a hospital carries out again what was sent, with the secrets of its kit; and notices what was changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

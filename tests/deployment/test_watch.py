@@ -1,7 +1,5 @@
 """Watching a deployed run, and the files of its services."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import re

@@ -1,7 +1,5 @@
 """Benchmarks, campaigns and archives run quickly."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Claims: their files, figures and pages."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

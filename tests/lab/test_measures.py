@@ -1,7 +1,5 @@
 """Measures, rules and inversions of claims."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Records from runs that were kept in several folders: what is missing is said, and nothing is run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`polyclinic reproduce`: a real claim with tiny studies, run, judged, drawn and taken up again."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """CPU seconds of runs, and the minutes on two cores that follow from them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A plug-in file with one of each, and a study that uses it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Studies with a plug-in, and how they are run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from processes import ForkedWorker

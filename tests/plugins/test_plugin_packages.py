@@ -1,7 +1,5 @@
 """Plug-ins in packages, and their mistakes."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

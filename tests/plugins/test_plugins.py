@@ -1,7 +1,5 @@
 """A plug-in file beside a study: runs, workers, resume, audit, predict; and a method put in by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

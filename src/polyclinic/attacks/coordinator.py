@@ -19,8 +19,6 @@ NaN, or the site refuses to send it. The answer needs no gradient to be read, so
 treat both alike. It was found on an earlier version of Polyclinic.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar, Literal
 

@@ -4,8 +4,6 @@ Made images are compared with the training images *and* with images that were he
 being close to a training image means something only if held-out images are not as close.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

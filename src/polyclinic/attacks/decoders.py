@@ -7,8 +7,6 @@ that a decoder for its own encoders fits the unknown one. Latents are maps [C, h
 the image whatever the encoder.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ with AdamW, for many images at once. The first term is the paper's up to a facto
 the same at every cut and changes no step of AdamW otherwise.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass
@@ -167,7 +165,7 @@ class LatentObjective:
         (gradient,) = torch.autograd.grad(loss.sum(), point)
         return loss.detach(), gradient
 
-    def select_rows(self, rows: Tensor) -> LatentObjective:
+    def select_rows(self, rows: Tensor) -> "LatentObjective":
         """The same for some of the targets only."""
         return LatentObjective(self.network, self.latents[rows], self.shape, self.smoothness, mixed=self.mixed)
 

@@ -4,8 +4,6 @@ An attack gives each candidate image a score, higher where membership is more li
 only the measure of how well members are told from held-out images (`separation`, in `roc`) knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

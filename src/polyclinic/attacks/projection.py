@@ -4,8 +4,6 @@ A generator that has learnt its training images by heart comes closer to them th
 never saw. So members and held-out images are projected alike, and only the difference between the two counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -228,7 +226,7 @@ class ProjectionObjective:
         (gradient,) = torch.autograd.grad(loss.sum(), point)
         return loss.detach(), gradient
 
-    def select_rows(self, rows: Tensor) -> ProjectionObjective:
+    def select_rows(self, rows: Tensor) -> "ProjectionObjective":
         """The same for some of the targets only."""
         labels = None if self.labels is None else self.labels[rows]
         return ProjectionObjective(self.space, self.wanted[rows], labels, self.distance)

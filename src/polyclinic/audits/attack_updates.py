@@ -1,7 +1,5 @@
 """Attacks on gradients and weights: gradient inversion from the weights that the site was sent, and by algebra."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -59,7 +57,7 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     return invert_and_score(seen, truth, search, labels=plan.true_labels(truth) if plan.exact else None)
 
 
-def with_start(plan: AttackPlan, truth: Truth) -> Search:
+def with_start(plan: "AttackPlan", truth: Truth) -> Search:
     """The search as it is planned; from the mean of the attacker's own images, unless the study has another attack."""
     tools = plan.seen.tools
     search = Search(plan.settings(), plan.knowledge(truth), plan.assumed, (plan.seen.parcel,), plan.doubt)
@@ -72,7 +70,7 @@ def with_start(plan: AttackPlan, truth: Truth) -> Search:
     return search.from_images(own.images, tools.seed, words)
 
 
-def with_priors(plan: AttackPlan, search: Search) -> Search:
+def with_priors(plan: "AttackPlan", search: Search) -> Search:
     """With the batch-norm statistics of the very batch, where they were sent after a single step."""
     seen = plan.seen
     if not plan.exact or plan.steps != 1 or seen.sites > 1 or plan.chosen:
@@ -92,7 +90,7 @@ def with_priors(plan: AttackPlan, search: Search) -> Search:
     return search.knowing({"batch_norm_prior": BatchNormPrior(seen.network, found)}, weights, words)
 
 
-def with_rounds(plan: AttackPlan, search: Search) -> Search:
+def with_rounds(plan: "AttackPlan", search: Search) -> Search:
     """Together with the other kept rounds, where every round was made of the same images by one step."""
     seen = plan.seen
     rounds = seen.more() if plan.same_images and search.settings.label != "known" else ()

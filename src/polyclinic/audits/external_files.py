@@ -1,7 +1,5 @@
 """Files of others that an audit reads: weights before and after a site trained, and folders of images."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping
@@ -177,14 +175,14 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.images)
 
-    def with_classes(self, classes: tuple[str, ...]) -> ImageFolder:
+    def with_classes(self, classes: tuple[str, ...]) -> "ImageFolder":
         """The same with labels that count in a longer list of classes."""
         if self.labels is None:
             return self
         places = torch.tensor([classes.index(name) for name in self.classes])
         return ImageFolder(self.images, places[self.labels], classes)
 
-    def without(self, trained: ImageFolder) -> ImageFolder:
+    def without(self, trained: "ImageFolder") -> "ImageFolder":
         """The same without images that were trained on, pixel for pixel: they were not held out."""
         inside = {image.numpy().tobytes() for image in trained.images}
         kept = torch.tensor([image.numpy().tobytes() not in inside for image in self.images], dtype=torch.bool)

@@ -8,8 +8,6 @@ Two kinds of evidence, either is a leak:
    than with all held-out ones, more often than by chance. That finds images which came back too bright or too noisy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,7 +47,7 @@ class Recovery:
     error: Tensor
     guess_error: Tensor
     by_assignment: bool
-    identified: Identification
+    identified: "Identification"
     perceptual: dict[str, float | str] = field(default_factory=dict)
     shown: Tensor | None = None  #: bool [M]: the true images that may be drawn, where not all may
     rows: tuple[int, ...] = ()  #: [M]: which of the images that the attack returned each of `found` is

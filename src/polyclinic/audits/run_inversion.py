@@ -5,8 +5,6 @@ which the coordinator computed and sent. A turn of one step is attacked with the
 longer one those of the last step are too few, and gradients at the cut are searched for together with the images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +53,7 @@ class Search:
     parcels: tuple[Parcel, ...]
     doubt: str = ""
 
-    def knowing(self, known: dict[str, Any], settings: dict[str, Any], words: str) -> Search:
+    def knowing(self, known: dict[str, Any], settings: dict[str, Any], words: str) -> "Search":
         """The same with more knowledge, and settings that use it."""
         return replace(
             self,
@@ -64,7 +62,7 @@ class Search:
             assumed=[*self.assumed, words],
         )
 
-    def from_images(self, own: Tensor, seed: int, words: str) -> Search:
+    def from_images(self, own: Tensor, seed: int, words: str) -> "Search":
         """The same from the mean of the attacker's own images [M, C, H, W], which are its prior as well.
 
         A start that looks like an image is worth more than a longer search: 500 steps from here gave 32 dB where 1,000

@@ -6,8 +6,6 @@ cross-validation (`data.fold = "2/5"`) the test images are one of several folds.
 class: at every site, so that accuracy means the same everywhere (FedER, 4.1), or in all (FELICIA, 5.3).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
@@ -70,7 +68,7 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, index: np.ndarray) -> Dataset:
+    def take(self, index: np.ndarray) -> "Dataset":
         """The images at `index`, in that order."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.PER_IMAGE}
         arrays = {name: array[index] for name, array in chosen.items() if array is not None}
@@ -92,7 +90,7 @@ class Fold:
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Fold:
+    def parse(cls, text: str) -> "Fold":
         """`2/5`: the second of five folds; ValueError where it is not one."""
         number, slash, count = text.partition("/")
         if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):

@@ -4,8 +4,6 @@ A source makes a listing from folder names, tables or archive headers before any
 the images; a preparation that was stopped goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -61,7 +59,7 @@ class Listing:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: np.ndarray) -> Listing:
+    def take(self, index: np.ndarray) -> "Listing":
         """The listing of the images at `index`, in that order."""
         index = np.asarray(index, dtype=np.int64)
 

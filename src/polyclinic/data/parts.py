@@ -7,8 +7,6 @@ arrays into memory, read-only. Layout of an entry of the cache:
     parts/<digest>/<site>/{train,validation,test}/{images,labels,masks,cases,subgroup,columns}.npy
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io
@@ -69,7 +67,7 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, rows: np.ndarray) -> ImageSet:
+    def take(self, rows: np.ndarray) -> "ImageSet":
         """The images at `rows`, in that order, in memory."""
         return ImageSet(**{name: np.asarray(array)[rows] for name, array in vars(self).items() if array is not None})
 
@@ -91,11 +89,11 @@ class SiteData:
         arrays = [*vars(self.train).values(), *vars(self.validation).values(), *vars(self.test).values()]
         return list(map(type, arrays)).count(np.memmap)
 
-    def changed(self, change: Callable[[ImageSet], ImageSet]) -> SiteData:
+    def changed(self, change: Callable[[ImageSet], ImageSet]) -> "SiteData":
         """The same site with each of its three splits changed."""
         return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
 
-    def without_test(self) -> SiteData:
+    def without_test(self) -> "SiteData":
         """The same, but for the test images: none."""
         return replace(self, test=ImageSet(self.train.images[:0], self.train.labels[:0]))
 

@@ -5,8 +5,6 @@ named by the source's settings, the paths, sizes and modification times of its f
 An interrupted preparation goes on where it stopped. The source is only read.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -332,7 +330,7 @@ class LabelledSource(FileSource):
     cure: ClassVar[str] = REMOVE
 
     @model_validator(mode="after")
-    def _value_or_class(self) -> LabelledSource:
+    def _value_or_class(self) -> "LabelledSource":
         if self.unit and self.label_range is None:
             raise ValueError("unit needs label_range, the lowest and highest possible value")
         if self.label_range is not None and not self.label_range[0] < self.label_range[1]:

@@ -1,7 +1,5 @@
 """Images that a first look has found: cases with their columns, and images paired with the masks beside them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -78,7 +76,7 @@ class Cases:
     def column(self, name: str) -> list[str] | None:
         return [row[name] for row in self.rows] if name in self.fields else None
 
-    def with_column(self, name: str, values: Sequence[str], *notes: str) -> Cases:
+    def with_column(self, name: str, values: Sequence[str], *notes: str) -> "Cases":
         """The cases with one column more, or with other values in it."""
         rows = [{**row, name: value} for row, value in zip(self.rows, values, strict=True)]
         return replace(self, rows=rows, fields=tuple(rows[0]), is_new=True, notes=(*self.notes, *notes))

@@ -1,7 +1,5 @@
 """Reading the tables that come with images: CSV files whose rows can be named in a message."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class Table:
         """The name of row i in a message."""
         return f"{self.file.name} row {self.lines[i]}"
 
-    def where(self, chosen: np.ndarray) -> Table:
+    def where(self, chosen: np.ndarray) -> "Table":
         """The rows at the given indices."""
         index = np.asarray(chosen, dtype=np.int64).tolist()
         return Table(self.file, self.columns, [self.rows[i] for i in index], [self.lines[i] for i in index])

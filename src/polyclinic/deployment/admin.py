@@ -4,8 +4,6 @@ NVFlare ends a job when a site's process for it is killed, and gives a running j
 therefore watches over its run and submits it again, from its last checkpoint, whenever that is what it takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -80,7 +78,7 @@ class Administration:
         if not (self.kit / "startup" / "fed_admin.json").is_file():
             raise BadInput(f"{folder}: is no deployment with an admin's kit; `polyclinic deploy init` makes one")
 
-    def __enter__(self) -> Administration:
+    def __enter__(self) -> "Administration":
         return self
 
     def __exit__(self, *error: object) -> None:

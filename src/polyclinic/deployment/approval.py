@@ -11,8 +11,6 @@ An approval is for one study and for the policy that the site had then. Another 
 if the policy lets out more than before, the study waits again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import hashlib

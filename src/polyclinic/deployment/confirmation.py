@@ -4,8 +4,6 @@ other to compare it, and a kit's own signed note of what was confirmed.
 KIT/local/confirmed.json   the list, who confirmed it and when, digests of the kit's files; signed by the kit's own key
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json
@@ -145,7 +143,7 @@ class OwnKeys(NamedTuple):
     signing: Ed25519PrivateKey
 
     @classmethod
-    def draw(cls) -> OwnKeys:
+    def draw(cls) -> "OwnKeys":
         return cls(X25519PrivateKey.generate(), Ed25519PrivateKey.generate())
 
     @property

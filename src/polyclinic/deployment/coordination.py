@@ -4,8 +4,6 @@ NVFlare gives a job the sites that are connected when it starts. When one that w
 next checkpoint and says so; the run goes on, with that site, in the next job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -67,7 +65,7 @@ def in_words(approvals: Mapping[str, str]) -> list[str]:
     return [f"{site}: the study {TOLD.get(state, state)}" for site, state in approvals.items()]
 
 
-def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
+def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> "Coordination":
     """Prepare the run that a job is for. `kit` is the server's folder, `job` the one that its owner can fetch."""
     run = folder_name(job_spec["run"])
     load_site_plugins(kit / "local" / "site.toml")  # the server's people list theirs, too

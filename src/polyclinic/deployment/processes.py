@@ -1,7 +1,5 @@
 """Participants as processes: one in the foreground, or all of a deployment on this machine for a rehearsal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -31,7 +29,7 @@ class Participant:
     kit: Path
 
     @classmethod
-    def of(cls, kit: Path) -> Participant:
+    def of(cls, kit: Path) -> "Participant":
         """The participant whose kit this is; BadInput if it is none."""
         startup = kit / "startup"
         if (startup / "fed_server.json").is_file():

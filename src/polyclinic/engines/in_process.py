@@ -4,8 +4,6 @@ Results are the same bit for bit either way: a site computes with a fixed number
 with addresses, and never sees another site's numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from time import perf_counter

@@ -5,8 +5,6 @@ more memory than two. Parcels travel through Ray's object store, one copy for al
 Only text and bytes are handed to Ray. On a cluster, run folder and cache must lie where every machine sees them.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

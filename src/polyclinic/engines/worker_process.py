@@ -7,8 +7,6 @@ standard input ends has lost the process that started it, and ends, too.
 Pipes and threads only, which every system has: no `select`, no signals, no inherited descriptors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -296,7 +294,7 @@ class Outcome:
     values: JsonObject | None = None
 
     @classmethod
-    def of(cls, work: Callable[[], JsonObject]) -> Outcome:
+    def of(cls, work: Callable[[], JsonObject]) -> "Outcome":
         """What became of a piece of work."""
         try:
             return cls(values=work())
@@ -313,5 +311,5 @@ class Outcome:
         atomic_write(path, json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, path: Path) -> Outcome:
+    def read(cls, path: Path) -> "Outcome":
         return cls(**parse_json(path.read_text(encoding="utf-8")))

@@ -8,8 +8,6 @@ holds NaN" may mean "this patient is among yours"), so a deployed site tells one
 looked (`layers/suspension.py`). `ParcelRejected` is of the first sort: something came that does not fit.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +59,7 @@ class Call:
         return pack_chunks(header, [p.encoded for p in self.parcels.values()])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Call:
+    def from_bytes(cls, data: bytes) -> "Call":
         header, blobs = unpack(data)
         anchor, names = header.get("anchor"), header.get("parcels", [])
         if set(header) - {"anchor"} != set(_CALL) or not all(
@@ -116,7 +114,7 @@ class Reply:
         return pack({"site": self.site, "head": self.head}, [p.encoded for p in self.parcels])
 
     @classmethod
-    def from_bytes(cls, data: bytes, call: Call | None = None) -> Reply:
+    def from_bytes(cls, data: bytes, call: Call | None = None) -> "Reply":
         """The reply that the bytes hold; `call` is what it answers, and has what differences are to be added to."""
         header, blobs = unpack(data)
         base = base_of(call.parcels) if call else None
@@ -139,7 +137,7 @@ class Failure:
         return False
 
     @classmethod
-    def before(cls, site: str, operation: str) -> Failure:
+    def before(cls, site: str, operation: str) -> "Failure":
         """Of a site that failed in this round already, and was not asked."""
         return cls(site, operation, "failed earlier in this round")
 
@@ -278,7 +276,7 @@ class Expected:
     max_bytes: int = MESSAGE_LIMIT
 
     @classmethod
-    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
+    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> "Expected":
         """The same names, dtypes and shapes as `tensors`."""
         return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
 

@@ -1,7 +1,5 @@
 """The policy of a site: what its own people let out."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

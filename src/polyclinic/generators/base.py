@@ -4,8 +4,6 @@ Settings are plain and frozen; the model they build learns (`fit`), makes images
 tensors (`state`, `load`). A generator that works through discrete codes also encodes and decodes.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,11 +96,11 @@ class Generator(Settings):
 
     def build(
         self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
-    ) -> GeneratorModel:
+    ) -> "GeneratorModel":
         """A model for images [channels, size, size] and such labels, its first weights drawn from `seed`."""
         return self.model_for(ModelSpec(channels, size, target, seed, device, precision))
 
-    def model_for(self, spec: ModelSpec) -> GeneratorModel:
+    def model_for(self, spec: ModelSpec) -> "GeneratorModel":
         raise NotImplementedError("a generator has `build`, or this")
 
     def build_for(
@@ -114,7 +112,7 @@ class Generator(Settings):
         device: str = "cpu",
         precision: str = "fp32",
         state: Mapping[str, Tensor] | None = None,
-    ) -> GeneratorModel:
+    ) -> "GeneratorModel":
         """A model for square images of a shape [C, H, W], in a given state or with its first weights."""
         channels, size, _ = image_shape
         model = self.build(channels=channels, size=size, target=target, seed=seed, device=device, precision=precision)

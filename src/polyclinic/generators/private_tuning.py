@@ -5,8 +5,6 @@ with a loss that drives made images away from real ones (Eq. 3 and 4), until the
 factor. Any generator can be trained so that says it is `tunable` and whose model has `begin`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ class PrivateTuning(Settings):
     def _preset(cls, given: Any) -> Any:
         return {**PAPER, **given} if isinstance(given, Mapping) and given.get("preset") == "paper" else given
 
-    def for_steps(self, steps: int | None) -> PrivateTuning:
+    def for_steps(self, steps: int | None) -> "PrivateTuning":
         """The same for a generator with so many steps of its own, from which follows what the table does not say."""
         return self.model_copy(update={"most_steps": self.most_steps or steps})
 

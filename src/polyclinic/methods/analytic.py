@@ -9,8 +9,6 @@ With `worth` it also says what each site adds, by leave-one-out and by Shapley v
 is minus the mean squared error, on the validation images of all sites, of the head that the coalition's sums give.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

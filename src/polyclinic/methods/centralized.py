@@ -4,8 +4,6 @@ It pools patients' images and so exists in simulation only. With `images` sites 
 synthetic images instead of their real ones, or besides: the baselines of FedER's Table 2.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ With `weighted_loss` a site weighs its classes inversely to their frequency ther
 change cyclically with the site (Balachandar et al. 2020).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import ClassVar, Literal
 

@@ -6,8 +6,6 @@ server's half (lines 22 to 26) is `prepare`, a site's (lines 8 to 21) `train_gen
 `take_replay`. The later rounds are those of `cwt.py`, both halves; a mini-batch (lines 1 to 7) is joined by `replayed`.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from polyclinic.methods.cwt import CyclicWeightTransfer

@@ -1,7 +1,5 @@
 """FedAvg (McMahan et al. 2017): all sites train from the same weights; their mean is the next round's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar, Literal

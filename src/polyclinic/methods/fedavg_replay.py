@@ -5,8 +5,6 @@ the classifier at once, each on mini-batches of its own images, joined by replay
 round's.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from polyclinic.methods.fedavg import FedAvg

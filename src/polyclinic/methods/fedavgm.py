@@ -5,8 +5,6 @@ around the mean, as mean + (1 - lr) * d - lr * beta * v_before: the same, and wi
 the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 

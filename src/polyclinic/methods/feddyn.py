@@ -5,8 +5,6 @@ of the sites by -h / alpha, with h = h - alpha / K times the sum of all changes.
 that a round ends near a minimum of the site's loss: with few steps at a high learning rate the method diverges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal

@@ -9,8 +9,6 @@ Sites hand parcels to each other, sealed (`federation.forward`); the coordinator
 FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images alone, also at home.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Annotated, Any, ClassVar, Literal
@@ -37,7 +35,7 @@ from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
 
 
-def _of_buffer(method: FedER, site: Site) -> int:
+def _of_buffer(method: "FedER", site: Site) -> int:
     return site_generator.numbers_of(site, method.buffer)
 
 

@@ -5,8 +5,6 @@ is no bias correction, and v begins at tau squared, as in the paper. With `sgd` 
 are FedAvg. Batch-norm statistics are averaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar, Literal

@@ -4,8 +4,6 @@ Every site fits, to the features of each of its classes, a mixture of Gaussians 
 parameters once. The coordinator draws as many features as the sites have images, and trains the head on them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

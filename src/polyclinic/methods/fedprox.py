@@ -1,7 +1,5 @@
 """FedProx (Li et al. 2020): FedAvg with a penalty, mu / 2 times the squared distance from the round's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal

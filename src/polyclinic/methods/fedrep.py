@@ -1,7 +1,5 @@
 """FedRep (Collins et al. 2021): as FedPer, but a site trains its head first, with the rest fixed, and then the rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

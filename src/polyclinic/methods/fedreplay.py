@@ -8,8 +8,6 @@ Beyond the paper: with `front = "public"` no site trains an encoder; the network
 With `flips` the latents of mirrored images are sent as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 

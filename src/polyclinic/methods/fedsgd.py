@@ -1,7 +1,5 @@
 """FedSGD (McMahan et al. 2017): the sites send gradients, the coordinator takes the steps."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

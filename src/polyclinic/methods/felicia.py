@@ -15,8 +15,6 @@ al. 2021) is the special case of one site's images in random parts: `sites.parti
 `shared/central_discriminator.py`, and so is D_p; a site's GAN in training is in `shared/site_gans.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -55,7 +53,7 @@ Tensors = Mapping[str, Tensor]
 SENDS_IMAGES = ("start_round", "generator_step", "train_locally")
 
 
-def _most(method: Felicia, site: Site) -> int:
+def _most(method: "Felicia", site: Site) -> int:
     exchanged = method.exchange_every * adversarial_settings(site).batch_size
     return numbers_of(site, max(exchanged, method.sent or 0, method.images or len(site.data.train)))
 

@@ -3,8 +3,6 @@
 The fine-tuned models are released, one of each site; they never leave it. With no steps they are FedAvg's.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -6,8 +6,6 @@ equally frequent), with a variance of each feature and class (`naive-bayes`), or
 Covariances are shrunk by OAS (Chen et al. 2010), which needs nothing but them and the number of images.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -35,7 +33,7 @@ class GaussianHeads(OneRound):
     SUMMED: ClassVar[dict[str, str]] = {**OneRound.SUMMED, "give_class_sums": "sum"}
 
     @model_validator(mode="after")
-    def _numbers_of_linear_heads(self) -> GaussianHeads:
+    def _numbers_of_linear_heads(self) -> "GaussianHeads":
         if self.numbers is not None and self.head != "linear":
             raise ValueError(f"numbers: a projection is for rule lda and fisher, not {self.rule}; leave numbers out")
         return self

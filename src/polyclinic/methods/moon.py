@@ -6,8 +6,6 @@ representation is what comes before the network's last stage (the paper's networ
 site's first round its last model is the common one, and the added loss has no gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

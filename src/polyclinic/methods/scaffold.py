@@ -5,8 +5,6 @@ c_k - c + (x - y) / (K lr); for plain SGD that is the mean of the K mini-batch g
 here, so that the option means the same for any optimiser. A control is a mean gradient: it leaves as such.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal

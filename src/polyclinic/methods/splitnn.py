@@ -4,8 +4,6 @@ In its turn a site sends the activations at the cut and the labels of each mini-
 rest and sends the gradients at the cut back. After its turn the site hands its part of the network on to the next.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """`nnUNetPlans.json`, read and written: a group brings the plan that it has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

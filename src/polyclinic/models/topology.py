@@ -1,7 +1,5 @@
 """Strides and kernels of a U-Net by nnU-Net's rules (Isensee et al. 2021), from the spacing and the patch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Networks of volumes: MONAI's DynUNet (that of nnU-Net) and SegResNet, as stages that can be cut."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

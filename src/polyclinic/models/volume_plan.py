@@ -1,8 +1,6 @@
 """Spacing, patch, batch and network of volumes by nnU-Net's published rules (Isensee et al. 2021; nnunetv2's default
 planner for 3d_fullres), from the spacings and extents of cases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

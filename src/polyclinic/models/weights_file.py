@@ -1,7 +1,5 @@
 """First weights out of a file (`model.weights`): what it holds, and what of it a network takes over."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile
@@ -36,11 +34,11 @@ class WeightsFile:
     sha256: str
     tensors: Mapping[str, Tensor]
 
-    def renamed(self, own_name: Callable[[str], str]) -> WeightsFile:
+    def renamed(self, own_name: Callable[[str], str]) -> "WeightsFile":
         """The same tensors under a backbone's own names."""
         return replace(self, tensors={own_name(name): tensor for name, tensor in self.tensors.items()})
 
-    def fitted(self, drawn: Mapping[str, Tensor], backbone: str) -> Fitted:
+    def fitted(self, drawn: Mapping[str, Tensor], backbone: str) -> "Fitted":
         """The weights of a network: the file's where name, shape and kind of number agree, else as they were drawn.
 
         BadInput if nothing agrees, or if what is taken over is not finite.

@@ -5,8 +5,6 @@ holds for what came out of private training and for whatever is computed from th
 from real images on another way, such as codes, latents, batch-norm statistics or an EMA codebook.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +69,7 @@ class Account:
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3), "names": names}
 
     @classmethod
-    def restored(cls, tensors: Mapping[str, Tensor], delta: float, accountant: Accountant) -> Account:
+    def restored(cls, tensors: Mapping[str, Tensor], delta: float, accountant: Accountant) -> "Account":
         """The account whose `tensors` a site has kept; an empty one if it has none."""
         rows = tensors["history"].tolist() if "history" in tensors else []
         history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in rows]

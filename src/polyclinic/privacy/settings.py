@@ -1,7 +1,5 @@
 """The `[privacy]` table of a study, and the sentences about what cannot be trained with differential privacy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and sub-groups, which it computes from its own cases (`statistics.py`). Where a 
 also tells paired tests of the two: how their metrics differ on the same patients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self

@@ -4,8 +4,6 @@ A folder may come from somebody else. Its study is read as plain tables, so that
 are texts, whatever they contain; numbers are checked where they are used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tomllib
@@ -173,7 +171,7 @@ class RunEvidence:
         return cases if said is not None and np.isfinite(said).all() else None
 
     @cached_property
-    def images(self) -> SiteImages:
+    def images(self) -> "SiteImages":
         """The study's images where they are at hand, else why not."""
         if not self.show_images:
             return SiteImages("Images are left out of this report (--no-images).")

@@ -4,8 +4,6 @@
 A notice names what is left out. Settings that are changed together with the variant stay, and are checked as always.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -116,12 +114,12 @@ class Study(Settings):
         return tables
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Study:
+    def _fits_together(self) -> "Study":
         for check in (*checks.CHECKS, *release_checks.CHECKS):
             check(self)
         return self
 
-    def with_settings(self, changes: Mapping[str, Any]) -> Study:
+    def with_settings(self, changes: Mapping[str, Any]) -> "Study":
         """This study with some settings changed: `study.with_settings({"method.rounds": 5})`."""
         tables = self.as_tables()
         return parse_study(fit_to_variants(tables, apply_changes(tables, changes), changes))

@@ -1,7 +1,5 @@
 """The tables of a study that have no room of their own: model, evaluation, engine, logging, policy, audit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 

@@ -1,7 +1,5 @@
 """Classification: cross-entropy; accuracies from a confusion matrix, AUC from histograms of scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Regression: one number per image, e.g. bone age in months; mean absolute and root mean square error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Segmentation: one binary mask per image; loss: soft Dice and cross-entropy, metric: Dice per patient."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -6,8 +6,6 @@ mean of numbers that one image can change by no more than `bound / images` is ro
 Noised: one image adds a vector of at most length 1 to what noise falls on; all that is done afterwards looks at none.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -159,7 +157,7 @@ class Task(Settings):
         """Observations of which no image's share in a sum is larger than `noised` assumes."""
         return observations
 
-    def noised(self, sums: Sums, noise: AddNoise, target: Target) -> Sums:
+    def noised(self, sums: Sums, noise: "AddNoise", target: Target) -> Sums:
         """The sums with noise, for differential privacy of the scored images (`privacy.score_noise`), from observations
         that went through `near`. How many images were scored counts as public."""
         raise BadInput(f"privacy.score_noise: scores of '{self.name}' cannot be noised; leave it out")

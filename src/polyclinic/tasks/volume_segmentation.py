@@ -4,8 +4,6 @@ Loss: Dice and cross-entropy; metrics by structure and case: Dice, and in millim
 the surface Dice. All are MONAI's.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

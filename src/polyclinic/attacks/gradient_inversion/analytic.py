@@ -12,8 +12,6 @@ the sum of the columns, gives their lengths. With L, the images are a linear sys
 this is for small batches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

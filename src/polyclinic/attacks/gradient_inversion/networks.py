@@ -5,8 +5,6 @@ parameters at 32 px in colour; a ResNet-18 without any stride, pooled by 4 befor
 (with the usual strides it would be 11.2). Sigmoids instead of ReLU, so that second derivatives do not vanish.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Literal
 

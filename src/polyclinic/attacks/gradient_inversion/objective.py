@@ -4,8 +4,6 @@ A distance is built once from the observed gradients, a list with a tensor [N, n
 count as two), and then maps simulated gradients of the same shapes to [N]. N targets never mix.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +80,7 @@ class Simulation:
         """What the sites send for N targets: images [N, B, C, H, W] and labels [N, B, ...] to tensors [N, ...]."""
         return vmap(self)(images, labels)
 
-    def select_rows(self, rows: Tensor) -> Simulation:
+    def select_rows(self, rows: Tensor) -> "Simulation":
         """The same for some of the targets only."""
         return self
 
@@ -143,7 +141,7 @@ class StackedSimulation(Simulation):
     def of_targets(self, images: Tensor, labels: Tensor) -> Tensors:
         return vmap(self._send)(self.weights, self.fixed, images, labels)
 
-    def select_rows(self, rows: Tensor) -> StackedSimulation:
+    def select_rows(self, rows: Tensor) -> "StackedSimulation":
         chosen = copy.copy(self)
         chosen.weights = {name: tensor[rows] for name, tensor in self.weights.items()}
         chosen.fixed = {name: tensor[rows] for name, tensor in self.fixed.items()}
@@ -315,7 +313,7 @@ class Objective:
         self._distance_from = distance
         self._distance: Distance = distance([tensor.flatten(1) for tensor in self.observed.values()])
 
-    def of_one_point(self) -> Objective:
+    def of_one_point(self) -> "Objective":
         """The same of rounds of the same images, whose labels are those of the first."""
         found = copy.copy(self)
         found.joined = True
@@ -354,7 +352,7 @@ class Objective:
             return images, free
         return images, free.softmax(-1) if self.labels.form == "classes" else free.sigmoid()
 
-    def select_rows(self, rows: Tensor) -> Objective:
+    def select_rows(self, rows: Tensor) -> "Objective":
         """The same for some of the targets only; of a single point there are none to leave out."""
         if self.joined:
             return self

@@ -4,8 +4,6 @@ DLG (Zhu et al. 2019), iDLG (Zhao et al. 2020), SAPAG (Wang et al. 2020), the ad
 and cosine + total variation (Geiping et al. 2020) are settings of one search; `PRESETS` names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal
@@ -86,7 +84,7 @@ class GradientInversion(AttackSettings):
     reads: ClassVar[tuple[str, ...]] = ("gradients", "weights")
 
     @model_validator(mode="after")
-    def _no_contradiction(self) -> GradientInversion:
+    def _no_contradiction(self) -> "GradientInversion":
         if (self.distance == "gaussian") != (self.variance is not None):
             raise ValueError("the distance 'gaussian' needs variance, its lambda squared, and no other takes one")
         if self.kernel != "per-layer" and self.distance not in GAUSSIAN:

@@ -1,7 +1,5 @@
 """Benchmarks of machine learning: MNIST, CIFAR-10 and CIFAR-100, SVHN, Omniglot."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import zlib

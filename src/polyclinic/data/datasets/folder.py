@@ -1,7 +1,5 @@
 """Your own images in a folder per class."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar, Literal

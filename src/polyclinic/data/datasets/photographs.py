@@ -1,7 +1,5 @@
 """Photographs of skin and eyes: HAM10000 (FELICIA), ISIC 2019 (FedER), Kaggle's retinopathy (Qu et al. 2022)."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

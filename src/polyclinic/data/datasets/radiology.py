@@ -1,7 +1,5 @@
 """Radiology: RSNA bone age and BraTS 2017 (as Qu et al. 2022 has them), NIH ChestX-ray14, Montgomery and Shenzhen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Your own images listed in a CSV file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Volumes of your own in a folder, and those of the BraTS and FeTS challenges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property

@@ -2,8 +2,6 @@
 a column, such as the institution; and what several of them share.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,7 +41,7 @@ class Sites(Settings):
     finds_sites: ClassVar[bool] = False
 
     @model_validator(mode="after")
-    def _one_way_to_name_the_sites(self) -> Sites:
+    def _one_way_to_name_the_sites(self) -> "Sites":
         if self.names is not None and self.count is not None:
             raise ValueError("give names or count, not both")
         if self.names is None and self.count is None and not self.finds_sites:
@@ -154,7 +152,7 @@ class Quantity(Sites):
     shares: tuple[float, ...] | None = Field(None, description="relative sizes, instead of a power law")
 
     @model_validator(mode="after")
-    def _a_share_for_every_site(self) -> Quantity:
+    def _a_share_for_every_site(self) -> "Quantity":
         if self.shares is None:
             return self
         if len(self.shares) != len(self.site_names()):
@@ -231,7 +229,7 @@ class Column(Sites):
     finds_sites: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _sites_are_found_not_counted(self) -> Column:
+    def _sites_are_found_not_counted(self) -> "Column":
         if self.count is not None:
             raise ValueError(
                 f'remove the line count = {self.count}; with partition = "column" the data say how many sites there '

@@ -1,7 +1,5 @@
 """Feature skew: k-means clusters of similar images, partly mixed (FELICIA)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,7 +98,7 @@ class Clusters(Sites):
     )
 
     @model_validator(mode="after")
-    def _several_clusters(self) -> Clusters:
+    def _several_clusters(self) -> "Clusters":
         if len(self.site_names()) < 2:
             raise ValueError("the clusters partition needs at least two sites")
         return self

@@ -1,7 +1,5 @@
 """Label skew to a chosen mean pairwise Kolmogorov-Smirnov statistic; sub-group bias of one small site (FELICIA)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,7 +135,7 @@ class SubgroupBias(Sites):
     others: Literal["remainder", "balanced"] = Field("remainder", description="what the other sites hold")
 
     @model_validator(mode="after")
-    def _somebody_to_help(self) -> SubgroupBias:
+    def _somebody_to_help(self) -> "SubgroupBias":
         if len(self.site_names()) < 2:
             raise ValueError("the subgroup-bias partition needs at least two sites")
         return self

@@ -4,8 +4,6 @@ A vessel beside the tumour has the same nested rings in every axial slice. Only 
 that a network must look at several slices.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Finds the cases of a folder by the names of its files: channels, masks, institutions."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

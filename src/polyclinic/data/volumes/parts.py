@@ -1,7 +1,5 @@
 """Volumes in the folder of a site's part: links to prepared files, or copies, and a list of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Pictures of volumes: the axial, coronal and sagittal plane that show most of the structures, side by side."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

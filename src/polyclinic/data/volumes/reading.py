@@ -1,7 +1,5 @@
 """Reads the files of a case: NIfTI, NumPy archives and folders of DICOM slices, with what can be wrong about them."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field

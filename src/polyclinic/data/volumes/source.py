@@ -1,7 +1,5 @@
 """Sources of volumes: what every one has in common, and how its cases are prepared, one at a time, into the cache."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from abc import abstractmethod
@@ -78,7 +76,7 @@ class VolumeSource(Source):
         return structures
 
     @model_validator(mode="after")
-    def _fixed_intensities(self) -> VolumeSource:
+    def _fixed_intensities(self) -> "VolumeSource":
         given, wanted = len(self.preparation.intensities), len(self.channels)
         if self.preparation.normalise == "fixed" and given != wanted:
             raise ValueError(f"preparation.intensities has {given} entries for {wanted} channels; give one for each")

@@ -1,7 +1,5 @@
 """A volume as it is read, and as it is prepared and kept."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A job has two components of the installed package, and no code of its own: it ne
 a site, which runs what it has installed, nothing else.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hmac

@@ -10,8 +10,6 @@ their own: clipping and noise are `[privacy]`, a deeper cut is `model.cut`. The 
 - `scale`, `sign-flip`, `noise`: the update is multiplied, turned round, or drowned (Blanchard et al. 2017).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """A site's own volumes, which the gate recognises in what is about to leave."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Iterator

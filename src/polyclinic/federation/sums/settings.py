@@ -7,8 +7,6 @@ such a key count, each key once. Where `liars` sites work with the coordinator, 
     liars <= t - 2     another honest site is in every sum that is opened
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Images lie in [-1, 1] here. No forward pass changes a buffer, except batch norm 
 under `torch.func.vmap`, where many sites' networks of one shape train as one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

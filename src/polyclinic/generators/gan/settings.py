@@ -3,8 +3,6 @@
 `DCGAN` and `WassersteinGAN` are the same with other networks and another loss.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -85,7 +83,7 @@ class GAN(AdversarialGenerator):
         return self.steps or PASSES * max(1, images // self.batch_size)
 
     @model_validator(mode="after")
-    def _fits(self) -> GAN:
+    def _fits(self) -> "GAN":
         if self.loss == "linear" and not self.penalty and self.discriminator_norm != "spectral":
             raise ValueError("loss 'linear' has no bound; set penalty = 10, or discriminator_norm = 'spectral'")
         return self
@@ -186,7 +184,7 @@ class VanillaGAN(GAN):
     summary: ClassVar[str] = "the first GAN: two networks of dense layers"
 
     @model_validator(mode="after")
-    def _has_groups(self) -> VanillaGAN:
+    def _has_groups(self) -> "VanillaGAN":
         if self.discriminator_norm == "group" and self.width < NARROWEST_GROUPED:
             raise ValueError(
                 f"width {self.width} makes groups of one feature, whose group norm is 0 whatever the image shows; set "
@@ -252,7 +250,7 @@ class PrivGAN(GAN):
     summary: ClassVar[str] = "the convolutional GAN of PrivGAN's code: 5x5 kernels, no normalisation"
 
     @model_validator(mode="after")
-    def _has_no_norms(self) -> PrivGAN:
+    def _has_no_norms(self) -> "PrivGAN":
         if self.discriminator_norm != "none" or self.spread:
             raise ValueError("privgan has no norms and no spread; set discriminator_norm = 'none', spread = false")
         return self

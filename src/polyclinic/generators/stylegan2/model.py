@@ -3,8 +3,6 @@
 Written from the papers. Images of any size from 28 px on: inside, their side is the next power of two.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
@@ -81,7 +79,7 @@ class StyleGAN2(AdversarialGenerator):
 
     summary: ClassVar[str] = "StyleGAN2 with adaptive augmentation, conditional; the good one"
 
-    def model_for(self, spec: ModelSpec) -> StyleGAN2Model:
+    def model_for(self, spec: ModelSpec) -> "StyleGAN2Model":
         return StyleGAN2Model(self, spec)
 
     def dp_obstacle(self) -> str | None:

@@ -3,8 +3,6 @@
 The autoencoder alone is enough to replay images whose codes are kept; the prior makes new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal, cast
@@ -86,7 +84,7 @@ class VQVAE2(Generator):
     summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
     has_codes: ClassVar[bool] = True
 
-    def model_for(self, spec: ModelSpec) -> VQVAE2Model:
+    def model_for(self, spec: ModelSpec) -> "VQVAE2Model":
         return VQVAE2Model(self, spec)
 
     def sampling_obstacle(self) -> str | None:

@@ -1,7 +1,5 @@
 """FELICIA's settings, its central discriminator, and the synthetic images that this sees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 

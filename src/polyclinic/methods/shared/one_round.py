@@ -5,8 +5,6 @@ Products have 38 bits, and sums of up to 2^24 images fit into int64. Sums of who
 any partition of the same images, over any number of sites, gives the same sums, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -64,7 +62,7 @@ class Moments:
     def tensors(self) -> dict[str, Tensor]:
         return {"products": self.products, "cross": self.cross, "squares": self.squares}
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: "Moments") -> "Moments":
         check_count(self.count + other.count)
         return Moments(self.products + other.products, self.cross + other.cross, self.squares + other.squares)
 

@@ -6,8 +6,6 @@ they are no more private than images. How good replayed images are: PSNR, codes 
 real ones, a contact sheet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,7 +40,7 @@ class Limits:
     high: Tensor
 
     @classmethod
-    def of(cls, latents: Tensor) -> Limits:
+    def of(cls, latents: Tensor) -> "Limits":
         """Limits around latents [N, C, h, w]."""
         mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
         reach = DEVIATIONS * torch.maximum(deviation, LEAST_DEVIATION * deviation.median()).clamp(min=1e-6)

@@ -1,7 +1,5 @@
 """Probabilities of classes: calibration, Brier score, temperature scaling, operating points, conformal prediction."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -145,7 +143,7 @@ class ConformalSets:
     @classmethod
     def fit(
         cls, probabilities: Numbers, labels: Numbers, *, coverage: float = COVERAGE, score: Score = "adaptive"
-    ) -> ConformalSets:
+    ) -> "ConformalSets":
         """From probabilities [N, C] and labels [N] of calibration cases."""
         found, classes = class_probabilities(probabilities, labels)
         own = _scores(found, score)[np.arange(len(found)), classes]
@@ -183,7 +181,7 @@ class ConformalIntervals:
     coverage: float
 
     @classmethod
-    def fit(cls, predictions: Numbers, labels: Numbers, *, coverage: float = COVERAGE) -> ConformalIntervals:
+    def fit(cls, predictions: Numbers, labels: Numbers, *, coverage: float = COVERAGE) -> "ConformalIntervals":
         """From predictions [N] and labels [N] of calibration cases."""
         found, truth = numbers(predictions, "predictions"), numbers(labels, "labels")
         same_length(truth, "labels", len(found))

@@ -6,8 +6,6 @@ D draws has each case), which gives each metric of every draw, {name: [D]}; NaN 
 weights of 1 they are the metrics of the cases themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """The web application of a folder of runs. Every answer is JSON but for the page itself and the files it links to."""
 
-from __future__ import annotations
-
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path

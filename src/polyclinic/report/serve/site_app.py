@@ -1,7 +1,5 @@
 """The web application of a hospital's kit, for its own people: it decides and says what `polyclinic site` does."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Writes a released model for other programs, and checks that both say the same."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -41,7 +39,7 @@ class Exported:
 
     folder: Path
     file: Path
-    agreement: Agreement
+    agreement: "Agreement"
 
 
 def export(
@@ -102,7 +100,9 @@ def export(
     return Exported(folder, folder / format_.file, agreement)
 
 
-def _write_and_check(predictor: Predictor, format_: Format, file: Path, samples: np.ndarray, what: str) -> Agreement:
+def _write_and_check(
+    predictor: Predictor, format_: "Format", file: Path, samples: np.ndarray, what: str
+) -> "Agreement":
     facts = {"polyclinic": __version__, "weights_sha256": predictor.card.weights_sha256}
     predictor.outputs(samples[:2])  # an encoder is loaded at its first use, of which no exporter must be a witness
     try:

@@ -5,8 +5,6 @@ Nothing of the data is needed to predict. Whoever reads a model compares its wei
 the whole file with what the run wrote down about it: a damaged model is not used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -111,7 +109,7 @@ class Card(Settings):
         return size
 
     @model_validator(mode="after")
-    def _of_one_kind(self) -> Card:
+    def _of_one_kind(self) -> "Card":
         side_and_channels = isinstance(self.size, int), self.channels in (1, 3)
         if self.volume is None and side_and_channels != (True, True):
             raise ValueError("images have one side, and 1 or 3 channels")

@@ -1,7 +1,5 @@
 """Brain slices (FLAIR-like) with tumour masks: several slices of each patient, several institutions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Drawn brains as volumes: four channels, three nested regions, institutions that scan differently."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Chest radiographs from two scanners: lungs, ribs, heart, and the opacities of tuberculosis."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """Colour fundus photographs: optic disc, macula, branching vessels, and lesions of diabetic retinopathy."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hand radiographs with bone age: carpal bones appear and growth plates close as a child grows up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """Dermoscopy: two benign and two malignant lesions, as the four largest groups of HAM10000."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np
