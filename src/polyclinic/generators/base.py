@@ -76,6 +76,10 @@ class FitOptions:
     replayed: Iterator[Batch] | None = None
     report: Progress = lambda *_: None
     private: Mapping[str, LearnPrivately] = field(default_factory=dict)
+    #: a part of the training, counted from 1, of so many, where the generator is `resumable`; and the tensors of its
+    #: optimiser, which come from the part before and are changed for the next one
+    leg: tuple[int, int] = (1, 1)
+    kept: dict[str, Tensor] | None = None
 
 
 PLAIN = FitOptions()
@@ -93,6 +97,8 @@ class Generator(Settings):
     has_codes: ClassVar[bool] = False
     #: whether the models it builds are trained step by step (`GeneratorModel.begin`), as [tuning] trains them
     tunable: ClassVar[bool] = False
+    #: whether its models can be trained in parts (`FitOptions.leg`)
+    resumable: ClassVar[bool] = False
 
     def build(
         self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
@@ -162,6 +168,11 @@ class GeneratorModel(ABC):
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
         """The model ready to learn from images uint8 [N, C, H, W], one step at a time; only where it is `tunable`."""
         raise BadInput(f"tuning: {type(self).__name__} is not trained step by step; choose a GAN, or drop [tuning]")
+
+    def losses(self, images: Array, labels: Array, rng: torch.Generator) -> Tensor | None:
+        """The loss of each image at several levels of noise, [N, levels], by which members can be told; None where it
+        has no such loss."""
+        return None
 
     def latent_space(self) -> LatentSpace | None:
         """The space that the model makes images from, for attacks to search in; None if it offers none."""
