@@ -4,8 +4,6 @@ A name is looked for among the built-in entries, then among those of the plug-in
 among the entry points of installed packages (group `polyclinic.methods`, ...), which are imported when first needed.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re
@@ -41,7 +39,7 @@ HOMES = {
     "polyclinic.kinds": "polyclinic.federation.ledger.kinds",
 }
 #: the registries that exist in this process, by group
-REGISTRIES: dict[str, Registry[Any]] = {}
+REGISTRIES: "dict[str, Registry[Any]]" = {}
 
 BUILT_IN, BY_HAND = "polyclinic", "set by hand in this process"
 

@@ -1,7 +1,5 @@
 """An attack of an audit: what it gets (`Seen`, a parcel as its receiver has it), and what it says (`Finding`)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,13 +69,13 @@ class Seen:
     tools: Tools
     sites: int = 1
     split: str = ""  #: the images that were scored, where scores are told
-    more: Callable[[], tuple[Seen, ...]] = tuple  #: what else the site released by this operation, and the audit has
-    peers: Callable[[], tuple[Seen, ...]] = tuple  #: what other sites released at the same time by this operation
+    more: "Callable[[], tuple[Seen, ...]]" = tuple  #: what else the site released by this operation, and the audit has
+    peers: "Callable[[], tuple[Seen, ...]]" = tuple  #: what other sites released at the same time by this operation
     #: for power checks alone: the parcels that the operation lets out where the site's images are changed
     again: Callable[[Change], Sequence[Parcel]] = lambda change: ()
 
     @classmethod
-    def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
+    def of(cls, site: str, release: Release, number: int, tools: Tools) -> "Seen":
         """A parcel of a kept release, without what only the site knows."""
         together, split = tuple(release.parcels), release.split
         seen = cls(site, together[number], together, release.received, release.round, release.step, tools, split=split)
@@ -93,7 +91,7 @@ class Seen:
         who = self.site if self.sites == 1 else f"sum of {self.sites} sites"
         return f"{who}, {self.kind}, round {self.round}"
 
-    def planted(self, leak: str, words: str, truth: Truth, *parcels: Parcel, question: str = "") -> Planted:
+    def planted(self, leak: str, words: str, truth: Truth, *parcels: Parcel, question: str = "") -> "Planted":
         """A leak that is planted in place of this parcel and its company; this parcel itself if none is given."""
         parcels = parcels or (self.parcel,)
         seen = replace(self, parcel=parcels[0], together=parcels, more=tuple)
@@ -144,7 +142,7 @@ class Finding:
     question: str = "images"
     doubt: str = ""
 
-    def with_figures(self, figures: Mapping[str, float | int | str]) -> Finding:
+    def with_figures(self, figures: Mapping[str, float | int | str]) -> "Finding":
         """The same with more evidence."""
         return replace(self, verdict=replace(self.verdict, evidence={**self.verdict.evidence, **figures}))
 

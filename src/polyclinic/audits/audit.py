@@ -1,7 +1,5 @@
 """The audit of a run: attack the parcels that its sites kept, each with what fits its kind, and write `audit.json`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -121,7 +119,7 @@ def fitting_attacks(audited: AuditedParcel) -> dict[str, type[Attack]]:
     return {name: attack for name, attack in working if kind in attack.kinds and (not only or name in only)}
 
 
-def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Clock | None = None) -> dict[str, Any]:
+def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: "Clock | None" = None) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release = audited.release
@@ -144,7 +142,7 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
     }  # fmt: skip
 
 
-def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: Clock) -> tuple[list[Any], str]:
+def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: "Clock") -> tuple[list[Any], str]:
     """Images that lie in a parcel's numbers, and the gap that it leaves in every question where it is not, bit for bit,
     what its operation gives for the images that were used; and that in words."""
     found: list[Finding] = []

@@ -10,24 +10,20 @@ returns its parcels:
 It says once what one site does. Whoever carries out the plans may stack those of several sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from torch import Tensor
 
 from polyclinic.federation.call import AS_SENT, Call
+from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.site import Site, SiteState
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
 
 #: taken as an argument: weights up to the study's cut, and not of all of the network
 FRONT = "front"
@@ -46,7 +42,7 @@ class Operation(NamedTuple):
     splits: tuple[str, ...]
     repeats: bool
     partner: Partner
-    plan: type[Plan] | None
+    plan: "type[Plan] | None"
     address: str
     most: Mapping[str, int | Callable[[Any, Site], int]] = {}
 
@@ -80,7 +76,7 @@ def operation(
     splits: tuple[str, ...] = ("train",),
     repeats: bool = False,
     partner: Partner = "coordinator",
-    plan: type[Plan] | None = None,
+    plan: "type[Plan] | None" = None,
     address: str | None = None,
     most: Mapping[str, int | Callable[[Any, Site], int]] | None = None,
 ) -> Callable:

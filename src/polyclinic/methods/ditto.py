@@ -5,21 +5,17 @@ g + lambda (v - w_round). The own models are released, one of each site; they ne
 those of `standalone`, to the last bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedprox import towards
 from polyclinic.methods.shared.method import Parcel, Site, Traits, Weights, Work, operation
+from polyclinic.models import Backbone
 from polyclinic.training import private
 from polyclinic.training.plans import Correction, Fit
-
-if TYPE_CHECKING:
-    from polyclinic.models import Backbone
 
 
 class PersonalFedAvg(FedAvg):

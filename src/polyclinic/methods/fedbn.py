@@ -1,16 +1,11 @@
 """FedBN (Li et al. 2021): FedAvg in which every batch-norm layer, weights and statistics, stays at its site."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared.method import Traits
-from polyclinic.models import norm_names
-
-if TYPE_CHECKING:
-    from polyclinic.models import Backbone
+from polyclinic.models import Backbone, norm_names
 
 
 class FedBN(FedAvg):

@@ -1,20 +1,15 @@
 """FedPer (Arivazhagan et al. 2019): FedAvg of the first layers; the last ones stay at each site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from polyclinic.errors import BadInput
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared.method import Traits
-from polyclinic.models import split
-
-if TYPE_CHECKING:
-    from polyclinic.models import Backbone
+from polyclinic.models import Backbone, split
 
 
 class FedPer(FedAvg):

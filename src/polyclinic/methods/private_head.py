@@ -7,17 +7,16 @@ phantoms before, so that noise falls on few numbers. Nothing else of the images 
 them, with noise if it has `privacy.score_noise`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
@@ -28,9 +27,6 @@ from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
 from polyclinic.training import private, private_steps
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
 
 #: the group of a site's state that has the basis, and where its cache has the projected features
 BASIS, VECTORS = "basis", "private head vectors"

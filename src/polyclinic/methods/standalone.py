@@ -1,19 +1,15 @@
 """Standalone: every site trains for itself. Nothing leaves but the metrics it is judged by."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, Own, OwnModels, Site, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
 
 
 class Standalone(LocalWork, OwnModels):

@@ -5,8 +5,6 @@ Either is the squared Euclidean distance of two vectors (`embed`), so that neare
 are found by matrix products, exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +129,7 @@ class Table:
     orientation: Tensor
     features: str
 
-    def split(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[Table]]:
+    def split(self, rows: Sequence[int], columns: Sequence[int]) -> "list[list[Table]]":
         """The parts of so many consecutive rows and columns each."""
         down, across = list(rows), list(columns)
         parts = [[row.split(across, 1) for row in whole.split(down)] for whole in (self.distances, self.orientation)]

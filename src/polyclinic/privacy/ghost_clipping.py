@@ -10,8 +10,6 @@ Lengths and sums are computed in float32 from the same numbers, whatever the pas
 of the sum is no longer than the clipping norm, up to float32's rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,7 +69,7 @@ class Products:
     def stored(self) -> Stored:
         return Stored(product(self.left.mT, self.right), self.kernel)
 
-    def cheaper(self) -> Stored | Products:
+    def cheaper(self) -> "Stored | Products":
         """Gradients per image where these take fewer numbers than the inner products of all places."""
         places, rows, columns = self.left.shape[2], self.left.shape[3], self.right.shape[3]
         return self if 2 * places**2 <= rows * columns else self.stored()

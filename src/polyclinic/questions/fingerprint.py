@@ -6,16 +6,16 @@ and no extreme value leaves. Intensities that fewer patients have are left out.
 With `federation.sum = "secure"` the coordinator learns the sums over all sites only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
+from polyclinic.data.volumes.volume import Volume
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -23,10 +23,6 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.models.volume_plan import plan_of
 from polyclinic.questions.statistics import people_of
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.data.volumes.volume import Volume
 
 #: steps between the bins of spacings and extents, in millimetres, and their number; a bin is called by its middle
 SPACING, SPACINGS = 0.01, 2000

@@ -6,17 +6,16 @@ and so are others of the same table from which these would follow. With `federat
 learns the totals over all sites only.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
@@ -24,9 +23,6 @@ from polyclinic.methods.shared.method import Federation, Method, Site, Traits, W
 from polyclinic.metrics.statistics.disclosure import told_cells
 from polyclinic.questions.statistics import people_of
 from polyclinic.tasks.task import round_counts
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
 
 #: bins of values and of intensities
 BINS = 16

@@ -2,22 +2,22 @@
 calibration, sub-groups (`metrics/statistics/disclosure.py`). Studies ask for them with `evaluation.statistics`.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
+from polyclinic.federation.federation import Weights
 from polyclinic.federation.layers.leaving import was_scored
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
@@ -28,10 +28,6 @@ from polyclinic.metrics.statistics.significance import Difference, delong_interv
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
 from polyclinic.tasks.task import MOST_IMAGES
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.federation import Weights
 
 #: metrics whose rounding does not follow from one patient's share, and are not told
 NOT_TOLD = ("loss",)

@@ -4,8 +4,6 @@
 Every change but mixup is drawn for each image by itself, so that differential privacy can bound what one image does.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -51,7 +49,7 @@ class Changes:
     noise: tuple[tuple[int, int], ...] = ()  #: so many images have noise from this seed, one after the other
 
     @classmethod
-    def joined(cls, some: Sequence[Changes]) -> Changes:
+    def joined(cls, some: "Sequence[Changes]") -> "Changes":
         """The changes of several batches, drawn for the same kinds, as those of one."""
         names = [name for name in ("flips", "turns", "affine", "grey_values") if getattr(some[0], name) is not None]
         tensors = {name: torch.cat([getattr(one, name) for one in some]) for name in names}

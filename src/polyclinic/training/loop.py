@@ -4,32 +4,27 @@ It holds one model per process, into which weights are loaded before each piece 
 task, optimiser and device. It knows nothing of sites or methods.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.collaborators import Batch
-from polyclinic.models import split
+from polyclinic.models import Backbone, split
+from polyclinic.privacy.settings import Privacy
+from polyclinic.tasks import Target, Task
 from polyclinic.training.augmentation import Changes, augment, mix
 from polyclinic.training.batches import ImageFetcher, SiteBatches
 from polyclinic.training.gpu.graphs import GraphedFunction, RecordedSteps, hooks_of, learner, new_pool
 from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.models import Backbone
-    from polyclinic.privacy.settings import Privacy
-    from polyclinic.tasks import Target, Task
-    from polyclinic.training.optimizer import Optimizer
+from polyclinic.training.optimizer import Optimizer
 
 EVALUATION_BATCH = 256
 #: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the
@@ -102,7 +97,7 @@ class Trainer:
         self.graphs = spec.graphs and self.device.type == "cuda"
         self.records_steps = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
 
-    def with_optimizer(self, optimizer: Optimizer) -> Trainer:
+    def with_optimizer(self, optimizer: Optimizer) -> "Trainer":
         """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
         other = copy.copy(self)
         other.optimizer = optimizer

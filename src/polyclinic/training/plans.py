@@ -1,26 +1,22 @@
 """Plans of training and scoring: what a method asks of a site's trainer, carried out alone or as a stack."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.site import Site
 from polyclinic.models import split
 from polyclinic.training import private_steps
+from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.gpu import stacking
 from polyclinic.training.optimizer import keep_optimizer, start_optimizer
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.training.batches import ReplayedBatches
 
 Weights = Mapping[str, Tensor]
 #: the loss of images and targets

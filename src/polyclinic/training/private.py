@@ -3,29 +3,24 @@
 Written against a site's interface (`federation.site.Site`) and its trainer; the parts are those of `[privacy] on`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.layers.leaving import transcript_of
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.site import Site
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import account as accounts
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.dp_sgd import noise_from
+from polyclinic.privacy.settings import Privacy
 from polyclinic.randomness import seed_of
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.site import Site
-    from polyclinic.privacy.settings import Privacy
-    from polyclinic.training.image_draws import Address
+from polyclinic.training.image_draws import Address
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"

@@ -5,19 +5,18 @@ together, so every site's image takes part with the same chance. Each site has a
 encoder, and these steps.
 """
 
-from __future__ import annotations
-
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR
+from polyclinic.federation.federation import Federation
 from polyclinic.json_types import JsonObject
+from polyclinic.models import Backbone
 from polyclinic.privacy import dp_sgd, epsilon
 from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, Account, record
 from polyclinic.privacy.clipped_sums import ClippedSums
@@ -25,10 +24,6 @@ from polyclinic.privacy.epsilon import Mechanism
 from polyclinic.randomness import numpy_rng
 from polyclinic.training import image_draws
 from polyclinic.training.private_steps import losses_by_row
-
-if TYPE_CHECKING:
-    from polyclinic.federation.federation import Federation
-    from polyclinic.models import Backbone
 
 
 def open_accounts(federation: Federation, counts: Mapping[str, int]) -> JsonObject:

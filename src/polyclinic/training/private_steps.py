@@ -3,14 +3,11 @@
 Opacus is imported by `privacy.dp_sgd` when it is needed: it takes a second, and most studies do without.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,20 +15,18 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import SGD, Adam
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import TrainerLike
+from polyclinic.federation.site import Site
 from polyclinic.privacy import dp_sgd, epsilon
 from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, PatientSums, Sums
 from polyclinic.randomness import numpy_rng
 from polyclinic.training import image_draws
+from polyclinic.training.batches import ReplayedBatches
+from polyclinic.training.generator_loop import LearnPrivately, Schedule
 from polyclinic.training.gpu.graphs import GraphedFunction
 from polyclinic.training.private import enter_steps, is_private, settings_of
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.federation.site import Site
-    from polyclinic.training.batches import ReplayedBatches
-    from polyclinic.training.generator_loop import LearnPrivately, Schedule
 
 #: what a trainer keeps the sums of clipped gradients under
 CLIPPED_SUMS = "clipped sums"

@@ -4,27 +4,23 @@ Every patch is drawn from a seed of its own, which comes from the address of the
 in which sites work. Volumes stay on disk; of each, only the patch is read.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.data.volumes.preparation import IMAGE, MASK
 from polyclinic.data.volumes.volume import Volume
 from polyclinic.federation.collaborators import Batch
+from polyclinic.models import Backbone
+from polyclinic.tasks import VolumeSegmentation
 from polyclinic.training.augmentation import Changes
 from polyclinic.training.loop import Trainer, TrainerSpec
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.models import Backbone
-    from polyclinic.tasks import VolumeSegmentation
 
 #: voxels of a case that may become the middle of a patch, of structures and of the rest each
 MOST_MIDDLES = 50_000

@@ -11,8 +11,6 @@ A prior takes images [N, B, C, H, W] to a penalty [N]; `select_rows` is the same
 device, as a CUDA graph can copy nothing from the CPU in each step.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class GaussianPrior:
     rest: float
 
     @classmethod
-    def of(cls, images: Tensor) -> GaussianPrior:
+    def of(cls, images: Tensor) -> "GaussianPrior":
         """From public images [M, C, H, W] in [0, 1]: axes from one half; how much they explain, from the other."""
         rows = images.flatten(1).float()
         mean = rows.mean(0)
@@ -56,10 +54,10 @@ class GaussianPrior:
         outside = (rows.square().sum(-1) - along.square().sum(-1)).clamp(min=0) / self.rest
         return ((inside + outside) / rows.shape[-1]).mean(1)
 
-    def select_rows(self, rows: Tensor) -> GaussianPrior:
+    def select_rows(self, rows: Tensor) -> "GaussianPrior":
         return self
 
-    def to(self, device: str, dtype: torch.dtype) -> GaussianPrior:
+    def to(self, device: str, dtype: torch.dtype) -> "GaussianPrior":
         mean, axes, variances = (part.to(device, dtype) for part in (self.mean, self.axes, self.variances))
         return GaussianPrior(mean, axes, variances, self.rest)
 
@@ -83,11 +81,11 @@ class BatchNormPrior:
             found.append(torch.stack(parts).mean())
         return torch.stack(found)
 
-    def select_rows(self, rows: Tensor) -> BatchNormPrior:
+    def select_rows(self, rows: Tensor) -> "BatchNormPrior":
         chosen = {name: (means[rows], spread[rows]) for name, (means, spread) in self.statistics.items()}
         return BatchNormPrior(self.model, chosen)
 
-    def to(self, device: str, dtype: torch.dtype) -> BatchNormPrior:
+    def to(self, device: str, dtype: torch.dtype) -> "BatchNormPrior":
         there = {name: (one.to(device, dtype), two.to(device, dtype)) for name, (one, two) in self.statistics.items()}
         return BatchNormPrior(self.model.to(device, dtype), there)
 

@@ -1,7 +1,5 @@
 """The optimisation loop of an attack: N independent problems (targets) in one batch, each until it has converged."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,7 +67,7 @@ class Minimised(Protocol):
 
     def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def select_rows(self, rows: Tensor) -> Minimised: ...
+    def select_rows(self, rows: Tensor) -> "Minimised": ...
 
 
 BatchedOptimizer = Adam | LBFGS

@@ -1,7 +1,5 @@
 """Your own images in a NumPy archive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal
 
@@ -78,28 +76,28 @@ class Npz(LabelledSource):
             column_names=self.columns,
         )
 
-    def _name(self, columns: Columns, field: str) -> str:
+    def _name(self, columns: "Columns", field: str) -> str:
         """The array that a setting names; else the usual one if it is there; '' for none."""
         chosen, usual = getattr(self, field), USUAL.get(field, field)
         return chosen if chosen is not None else usual if usual in columns else ""
 
-    def _column(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
+    def _column(self, columns: "Columns", field: str, chosen: np.ndarray) -> np.ndarray | None:
         """The entries of the chosen images in the array that a setting names; None where there is none."""
         name = self._name(columns, field)
         return columns[name].reshape(-1)[chosen] if name else None
 
-    def _texts(self, columns: Columns, field: str, chosen: np.ndarray) -> np.ndarray | None:
+    def _texts(self, columns: "Columns", field: str, chosen: np.ndarray) -> np.ndarray | None:
         """As `_column`, with names instead of numbers where the archive has them."""
         name = self._name(columns, field)
         return self._named(columns, name)[chosen].astype(str) if name else None
 
-    def _named(self, columns: Columns, name: str) -> np.ndarray:
+    def _named(self, columns: "Columns", name: str) -> np.ndarray:
         """One of the arrays of `data.columns`, with names instead of numbers where the archive has them."""
         values, names = columns[name].reshape(-1), columns.names_of(name)
         return values if names is None else names[values]
 
     def _labels(
-        self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str], has_masks: bool
+        self, columns: "Columns", chosen: np.ndarray, place: Callable[[int], str], has_masks: bool
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         values = self._column(columns, "labels", chosen)
         if values is not None:
@@ -108,7 +106,7 @@ class Npz(LabelledSource):
             raise BadInput(f"{self.location}: there is no array 'labels'; name one of {', '.join(columns)}")
         return np.zeros(len(chosen), dtype=np.int64), ("image",)
 
-    def _splits(self, columns: Columns, chosen: np.ndarray, place: Callable[[int], str]) -> np.ndarray | None:
+    def _splits(self, columns: "Columns", chosen: np.ndarray, place: Callable[[int], str]) -> np.ndarray | None:
         values = self._column(columns, "split", chosen)
         if values is None:
             return None if columns.prefixes == [""] or self.split == "" else columns.splits()[chosen]

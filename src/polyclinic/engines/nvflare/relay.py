@@ -4,8 +4,6 @@ The work runs in a child process, so that one which is killed for want of memory
 stays to give it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +96,7 @@ class Relay:
         return True
 
     def _work(
-        self, task: _Task, call: bytes, position: SitePosition, durable: list[int] | None, deadline: float | None
+        self, task: "_Task", call: bytes, position: SitePosition, durable: list[int] | None, deadline: float | None
     ) -> None:
         try:
             worker = self._worker_for(task, position)
@@ -112,7 +110,7 @@ class Relay:
         finally:
             task.done.set()
 
-    def _worker_for(self, task: _Task, position: SitePosition) -> WorkerProcess:
+    def _worker_for(self, task: "_Task", position: SitePosition) -> WorkerProcess:
         """The worker, started if there is none; WorkerGone if the task was given up before that."""
         with self._changing:
             if task.given_up:
@@ -134,7 +132,7 @@ class Relay:
         if task is not None:
             task.done.wait(EXITS_WITHIN)  # its thread ends with the worker; one that does not can do no harm
 
-    def _end_worker(self, failed: _Task | None = None) -> None:
+    def _end_worker(self, failed: "_Task | None" = None) -> None:
         """End the worker; where a task failed that was given up, its worker has been, and another may be at work."""
         with self._changing:
             if failed is not None and failed.given_up:
@@ -157,7 +155,7 @@ class Relay:
         reply = self._of(header).answer[1]
         return pack({}, [reply[header["offset"] : header["offset"] + PIECE]])
 
-    def _of(self, header: dict[str, Any]) -> _Task:
+    def _of(self, header: dict[str, Any]) -> "_Task":
         if self._task is None or self._task.name != header["call"]:
             raise LookupError(f"site '{self.site}' knows nothing of call {header['call']}")
         return self._task

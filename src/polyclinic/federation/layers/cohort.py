@@ -1,29 +1,24 @@
 """Layers of the images behind an answer: which a site uses is noted, enough patients must be among them, they have
 random shares in its gradients, and what left is kept with them for an audit."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import GateRefusedData
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.budget import tells_something
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import Parcels, Transaction
+from polyclinic.federation.site import HostSpec, Site
 from polyclinic.json_types import JsonMapping
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet, SiteData
-    from polyclinic.federation.site import HostSpec, Site
 
 #: kinds that a generator makes, or is
 GENERATED = ("generator", "synthetic-images")

@@ -3,8 +3,6 @@
 Order of what happens to a parcel: policy, cohort, finite numbers, no raw images, encode, budgets, seal, write down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -13,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.data.volumes.volume import pixels_of
 from polyclinic.federation.call import GateRefused, GateRefusedData
+from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.layers.cohort import count_patients
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.raw_volumes import RawVolumes
@@ -44,9 +43,6 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import SMALL, Parcels, Transaction
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums.site_sums import BOX
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})
@@ -129,7 +125,7 @@ class Gate:
         site: str,
         policy: Policy,
         ledger: Ledger,
-        raw_images: RawImages | RawVolumes,
+        raw_images: "RawImages | RawVolumes",
         budget: Budget | None = None,
         target: EpsilonLimit | None = None,
     ) -> None:

@@ -13,8 +13,6 @@ coordinator pretends, no release is at weights farther away than `at_once` round
 one more for each in which the site looked on.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +37,7 @@ LONGEST_STEP = 0.11
 OTHER_LAYERS = 0.25
 
 
-def layers(weights: Weights) -> dict[str, Tensor]:
+def layers(weights: "Weights") -> dict[str, Tensor]:
     """Rows [R, n] of every layer by its name: a unit's weights and its bias together; a lone vector is one row."""
     tensors = {name: t.float() for name, t in floating(weights).items() if not name.endswith(STATISTICS)}
     found = {}
@@ -59,7 +57,7 @@ def _belongs(bias: Tensor, weight: Tensor | None) -> bool:
     return weight is not None and bias.dim() == 1 and len(bias) == len(weight)
 
 
-def movement(weights: Weights, reference: Weights) -> dict[str, float]:
+def movement(weights: "Weights", reference: "Weights") -> dict[str, float]:
     """How far the row of each layer moved that moved farthest, in units of its length (or of the layer's mean one)."""
     common = {name: tensor for name, tensor in weights.items() if name in reference}
     before = layers({name: reference[name].to(tensor.device) for name, tensor in common.items()})
@@ -74,7 +72,7 @@ def movement(weights: Weights, reference: Weights) -> dict[str, float]:
 
 def moved(
     found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "", *, rounds: int = 1
-) -> Iterator[Figure]:
+) -> "Iterator[Figure]":
     """The movement of each layer in so many `rounds` and what is allowed, by `own` movement in the site's training so
     far. `how` says what moves it, where that is not the weights themselves."""
     least = OTHER_LAYERS * max(own.values(), default=0.0)
@@ -88,7 +86,7 @@ def counted(found: Mapping[str, float], steps: int) -> dict[str, float]:
     return {layer: min(value, LONGEST_STEP * max(steps, 1)) for layer, value in found.items()}
 
 
-def stepped(weights: Weights, gradients: Weights, lr: float, *, by_sign: bool) -> dict[str, Tensor]:
+def stepped(weights: "Weights", gradients: "Weights", lr: float, *, by_sign: bool) -> dict[str, Tensor]:
     """The weights after a step along gradients; `by_sign`: every number moves by about lr, as in Adam."""
     return {
         name: weights[name].to(gradient) - (gradient.sign() if by_sign else gradient) * lr

@@ -10,18 +10,16 @@ take the noise off by subtraction. So whatever a site's numbers depend on is in 
 the same noise and tells nothing new; asked anything else, it draws other noise.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.data.volumes.volume import bytes_of
-from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
+from polyclinic.federation.call import COORDINATOR, Call, GateRefused, base_of
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.budget import SCORES, tells_something
 from polyclinic.federation.ledger.kinds import PUBLIC
@@ -29,12 +27,8 @@ from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import Parcel, shortened
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import Parcels, Transaction, signature_of
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.call import Call
-    from polyclinic.federation.policy import Policy
-    from polyclinic.federation.site import HostSpec, Site, SiteState
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.site import HostSpec, Site, SiteState
 
 
 class CoveredByPrivacy(Layer):

@@ -5,11 +5,9 @@ coordinator only to be compared (`KeyExchange`): a key that is not the one on th
 is not on it. What a site agreed to is bound into its ledger by `take_keys`. A sealed box is taken once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,12 +18,8 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, decode
 from polyclinic.federation.operation import operation
+from polyclinic.federation.site import Site
 from polyclinic.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from polyclinic.federation.site import Site
 
 #: where a site's state keeps which boxes it has taken, uint8 [boxes, 32], and the file of a deployed one, with a digest
 #: of call and state for each

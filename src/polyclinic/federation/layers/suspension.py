@@ -6,23 +6,18 @@ site, as the next study could be the coordinator's next question. A file in the 
 reads it and releases it. The coordinator then learns at most one bit each time.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polyclinic.data.allowed_paths import folder_name
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.operation import Parcels, Transaction
+from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, read_json
-
-if TYPE_CHECKING:
-    from polyclinic.federation.site import Kit
 
 FOLDER = "suspended"
 

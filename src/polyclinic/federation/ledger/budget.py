@@ -4,8 +4,6 @@ A study may limit its own epsilon, too (`EpsilonLimit`). A site's state knows wh
 a run back to an earlier state, or to none. The ledger is not put back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -14,19 +12,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, PUBLIC
 from polyclinic.federation.ledger.ledger import AnchorFile, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
 
 FOLDER = "reserved"
 #: held while private work is done: its epsilon is known afterwards, so that all that is left is set aside for it

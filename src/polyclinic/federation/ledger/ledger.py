@@ -10,8 +10,6 @@ a release that is already on record is not written twice, and the ledger of a re
 undisturbed one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -53,7 +51,7 @@ class Position(NamedTuple):
 class Ledger:
     """The ledger of one site, in one file of JSON lines."""
 
-    def __init__(self, path: Path, signer: Ed25519PrivateKey | None = None, anchor: AnchorFile | None = None) -> None:
+    def __init__(self, path: Path, signer: Ed25519PrivateKey | None = None, anchor: "AnchorFile | None" = None) -> None:
         """`signer` is the site's key; `anchor` is that of a deployed site, whose lines are on disk before a parcel
         leaves. LedgerBroken if the file is not what the chain and the anchor say."""
         self.path = path

@@ -6,12 +6,10 @@ wants the signatures of as many members as open the sum under the same set of si
 et al. 2017): so a coordinator cannot tell some sites that one answered and others that it dropped out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,11 +20,9 @@ from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.keys import signer_of
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.notes import Notes
+from polyclinic.federation.site import Site
 from polyclinic.federation.sums.arithmetic import Context
 from polyclinic.settings import Settings
-
-if TYPE_CHECKING:
-    from polyclinic.federation.site import Site
 
 #: where a site's state keeps it
 STATE = "sum"

@@ -14,20 +14,16 @@ numbers, such as batch norm's counter, are averaged as usual.
 Under skewed labels an honest site that is unlike all others looks like an attacker, and all but `norm-bound` drop it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import Federation
 from polyclinic.federation.ledger.kinds import ParcelRejected
-
-if TYPE_CHECKING:
-    from polyclinic.federation.federation import Federation
 
 
 def average(replies: Iterable[Reply], weighting: str = "samples", kind: str = "weights") -> dict[str, Tensor]:

@@ -1,28 +1,24 @@
 """GANs in training at sites: what a method asks of them, what a site's state keeps of them, which can be stacked."""
 
-from __future__ import annotations
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.federation.collaborators import TrainerLike
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.site import Site
 from polyclinic.generators.base import RandomSource, as_tensor
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.federation.federation import Federation
-    from polyclinic.federation.site import Site
 
 #: groups of a site's state
 NETWORKS, GENERATOR_ADAM, DISCRIMINATOR_ADAM = "gan", "gan-generator-adam", "gan-discriminator-adam"

@@ -6,13 +6,11 @@ sites before. Then its decoder, the codes and the labels of all images go to eve
 of real images is joined by a replayed one.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +18,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, Generator, GeneratorModel, replay_stream
 from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
@@ -30,10 +30,6 @@ from polyclinic.methods.shared.reply_checks import check_growth, check_like
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps
 from polyclinic.training.batches import ReplayedBatches
-
-if TYPE_CHECKING:
-    from polyclinic.federation.call import Call, Reply
-    from polyclinic.federation.site import Site
 
 Tensors = Mapping[str, Tensor]
 

@@ -1,14 +1,14 @@
 """Local training at a site: put the model together, train it on the site's images, release what may leave."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.collaborators import Batch, TrainerLike
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Work, carry_out
@@ -18,10 +18,6 @@ from polyclinic.training import private
 from polyclinic.training.plans import Correction as Correction
 from polyclinic.training.plans import Fit, FitSpec, Fitted
 from polyclinic.training.plans import Reference as Reference
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.collaborators import Batch, TrainerLike
 
 #: one pass with the task's loss
 PLAIN = FitSpec()

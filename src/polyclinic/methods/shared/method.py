@@ -1,34 +1,29 @@
 """A method: settings, traits for the checks of a study, a coordinator half (`run`), a site half made of operations."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, Work, operation
 from polyclinic.federation.site import Site
+from polyclinic.generators import Generator
 from polyclinic.methods.shared import local_training
-from polyclinic.models import statistics_names
+from polyclinic.models import Backbone, statistics_names
 from polyclinic.settings import Settings
 from polyclinic.training import private
+from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Score
-
-if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.generators import Generator
-    from polyclinic.models import Backbone
-    from polyclinic.training.batches import ReplayedBatches
 
 #: the words that a method is written in
 __all__ = [

@@ -1,24 +1,18 @@
 """Checks that several methods make of sites' replies (`Method.check_reply`); each raises ParcelRejected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from polyclinic.federation.call import Expected
+from polyclinic.federation.call import Call, Expected, Reply
+from polyclinic.federation.federation import Federation
 from polyclinic.federation.layers.replies import LARGEST_GROWTH, SMALL
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.aggregation import check_names
 from polyclinic.randomness import torch_rng
-
-if TYPE_CHECKING:
-    from polyclinic.federation.call import Call, Reply
-    from polyclinic.federation.federation import Federation
-    from polyclinic.federation.ledger.parcel import Parcel
 
 #: times its own size that a step may move a tensor: honest steps are far below, whatever the learning rate
 LARGEST_STEP = 100.0

@@ -1,9 +1,7 @@
 """Real images as parcels and back, for the two methods that share them: Centralized and FedAvg+Share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +9,8 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.volumes.volume import Volume, are_volumes, rows_of
+from polyclinic.federation.federation import Federation
 from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply
-
-if TYPE_CHECKING:
-    from polyclinic.federation.federation import Federation
-
 
 #: the tensors of pooled volumes
 POOLED = ("images", "masks", "shapes", "spacings")

@@ -4,15 +4,13 @@ Everything here is at the sites; what may leave are the images that `start` and 
 batches and random numbers from generators of its own, stacked or not: the stack is arithmetic, nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.federation.site import Site
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.model import (
     GANModel,
@@ -31,9 +29,6 @@ from polyclinic.randomness import torch_rng
 from polyclinic.training import private, private_steps
 from polyclinic.training.gpu.graphs import GraphedStep
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
-
-if TYPE_CHECKING:
-    from polyclinic.federation.site import Site
 
 GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes less time than it saves
 

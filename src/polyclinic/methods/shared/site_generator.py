@@ -1,14 +1,12 @@
 """The study's generator at a site: built, trained (alone, or as a stack), and buffers of synthetic images of it."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor
 from polyclinic.data.cache import code_digest
 from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.collaborators import Batch, TrainerLike
 from polyclinic.federation.ledger.parcel import decode
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import Generator, GeneratorModel, private_tuning, replay_stream
@@ -32,9 +31,6 @@ from polyclinic.randomness import seeded
 from polyclinic.tasks import Target
 from polyclinic.training import private
 from polyclinic.training.gpu.stacking import has_dropout, stacking_gans_pays
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import Batch, TrainerLike
 
 
 def build_generator(

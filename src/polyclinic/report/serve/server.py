@@ -5,8 +5,6 @@ the address is checked (DNS rebinding), requests that come from other pages are 
 empty page itself needs a token that only the terminal has shown. Other users of this machine have no token either.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib
@@ -201,7 +199,7 @@ class PromptProtocol(H11Protocol):
     """A connection that brings no whole head of a request in time is closed; of too many, the one that waits longest.
     So connections that say nothing, or say it slowly, shut nobody out."""
 
-    waiting: ClassVar[dict[PromptProtocol, None]] = {}
+    waiting: ClassVar["dict[PromptProtocol, None]"] = {}
     timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

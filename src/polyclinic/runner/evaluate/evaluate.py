@@ -1,7 +1,5 @@
 """Evaluation only: a model that somebody brought, on the images of a study's simulated sites. Nothing is trained."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +66,7 @@ def evaluate(
     return {**found, "against": f"{against} ({other.what})", "changes": changes_of(cases, before, (split,))}
 
 
-def _all_cases(given: GivenModel, assembly: Assembly, split: Split, names: LabelMap) -> Cases:
+def _all_cases(given: "GivenModel", assembly: Assembly, split: Split, names: "LabelMap") -> Cases:
     """What the model says about all sites' images."""
     parts = assembly.prepared
     if given.size not in (None, parts.info["size"]):
@@ -80,7 +78,7 @@ def _all_cases(given: GivenModel, assembly: Assembly, split: Split, names: Label
     return joined_cases(found)
 
 
-def _cases_of(given: GivenModel, assembly: Assembly, site: str, split: Split, names: LabelMap) -> Cases | None:
+def _cases_of(given: "GivenModel", assembly: Assembly, site: str, split: Split, names: "LabelMap") -> Cases | None:
     """What the model says about one site's images."""
     data = open_site(assembly.prepared.folder, site)
     part: ImageSet = data.test if split == "test" else data.validation
@@ -110,7 +108,7 @@ def _cases_of(given: GivenModel, assembly: Assembly, site: str, split: Split, na
     return cases.take(np.flatnonzero(known)) if not known.all() else cases
 
 
-def _report(given: GivenModel, assembly: Assembly, cases: Cases, split: Split, by: Sequence[str]) -> JsonObject:
+def _report(given: "GivenModel", assembly: Assembly, cases: Cases, split: Split, by: Sequence[str]) -> JsonObject:
     study, classes = assembly.study, given.classes or tuple(assembly.prepared.info["classes"])
     sites = [name for name in cases.sites.tolist() if len(cases.of_site(name))]
     per_site = {name: metrics_of(cases.of_site(name)) for name in sites}
@@ -154,7 +152,7 @@ class LabelMap:
     of_site: Mapping[str, Mapping[str, str]]
 
     @classmethod
-    def parse(cls, given: Sequence[str], sites: Sequence[str], classes: Sequence[str]) -> LabelMap:
+    def parse(cls, given: Sequence[str], sites: Sequence[str], classes: Sequence[str]) -> "LabelMap":
         """From `ill=sick` and `north:ill=sick`; BadInput for what is neither."""
         of_all: dict[str, str] = {}
         of_site: dict[str, dict[str, str]] = {}

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,11 +20,9 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.runner.run.advice import Watch
+from polyclinic.runner.run.loggers import Loggers
 from polyclinic.study import Study
 from polyclinic.tasks import Task
-
-if TYPE_CHECKING:
-    from polyclinic.runner.run.loggers import Loggers
 
 FILE = "progress.json"
 #: seconds between two writes: a method may ask its sites many times a second
