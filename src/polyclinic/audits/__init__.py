@@ -5,6 +5,7 @@ engines know nothing of it. A further attack is one file and one line here, or a
 """
 
 from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_cases import CaseMembershipAttack
 from polyclinic.audits.attack_generators import CopiesAttack, DecodingAttack, GeneratorAttack, NearCopiesAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack, LearnedDecoderAttack
 from polyclinic.audits.attack_membership import (
@@ -28,7 +29,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "learned-decoder": LearnedDecoderAttack, "generator": GeneratorAttack, "decoding": DecodingAttack,
         "copies": CopiesAttack, "near-copies": NearCopiesAttack, "reference-generators": ReferenceGeneratorsAttack,
         "second-moments": SecondMomentsAttack, "feature-decoder": FeatureDecoderAttack,
-        "score-histograms": HistogramsAttack,
+        "score-histograms": HistogramsAttack, "case-membership": CaseMembershipAttack,
     },
     base=Attack,
 )  # fmt: skip

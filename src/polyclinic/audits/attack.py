@@ -197,6 +197,7 @@ class Attack(ABC):
     kinds: ClassVar[tuple[str, ...]]  #: kinds of parcel that it fits
     questions: ClassVar[tuple[str, ...]] = (EVERY_QUESTION,)  #: what it asks, and leaves open where it is cut off
     tests: ClassVar[int] = 1  #: how many chances it compares with the audit's level, for each parcel
+    volumes: ClassVar[bool] = False  #: whether it is for studies of volumes; all others are for images of one shape
 
     @abstractmethod
     def attack(self, seen: Seen, truth: Truth) -> Results:

@@ -262,11 +262,14 @@ def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple
 
 
 def weakest_between(
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor], area_of: Callable[[Mapping[str, Tensor]], float]
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    area_of: Callable[[Mapping[str, Tensor]], float],
+    goal: float = WEAKEST,
 ) -> tuple[Mapping[str, Tensor], float]:
     """A state on the way from one to the other that just reaches the goal: a whole pass may go far beyond it."""
     found, area, low, high = after, area_of(after), 0.0, 1.0
-    if area < WEAKEST:
+    if area < goal:
         return after, area
     for _ in range(HALVINGS):
         share = (low + high) / 2
@@ -275,8 +278,8 @@ def weakest_between(
             for name, one in after.items()
         }
         reached = area_of(state)
-        low, high = (low, share) if reached >= WEAKEST else (share, high)
-        found, area = (state, reached) if reached >= WEAKEST else (found, area)
+        low, high = (low, share) if reached >= goal else (share, high)
+        found, area = (state, reached) if reached >= goal else (found, area)
     return found, area
 
 

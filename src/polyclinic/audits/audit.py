@@ -71,7 +71,8 @@ def audit(
         chosen = parcels_to_audit(folder, assembly.study, lines, budget, tuple(kinds), tuple(sites))
         wanted = [*chosen, *released_models(folder, assembly, chosen)]
         tools = replace(
-            build_tools(assembly, budget, features, device, trajectory), level=FALSE_ALARMS / count_tests(wanted)
+            build_tools(assembly, budget, features, device, trajectory),
+            level=FALSE_ALARMS / count_tests(wanted, volumes=assembly.study.data.volumes),
         )
         clock = Clock(tools.effort.minutes)
         report = _empty_report(assembly.study, tools, budget, lines)
@@ -107,9 +108,10 @@ def build_tools(assembly: Assembly, budget: str, features: str, device: str, tra
     return Tools(assembly, granted, EFFORTS[budget], distance, assembly.study.seed, where, tuple(trajectory))
 
 
-def count_tests(wanted: Sequence[AuditedParcel]) -> int:
+def count_tests(wanted: Sequence[AuditedParcel], *, volumes: bool = False) -> int:
     """Tests of parcels that the audit is about to make: among so many, one may alarm by chance."""
-    return max(1, sum(attack.tests for audited in wanted for attack in fitting_attacks(audited).values()))
+    fitting = (attack for audited in wanted for attack in fitting_attacks(audited).values())
+    return max(1, sum(attack.tests for attack in fitting if attack.volumes == volumes))
 
 
 def fitting_attacks(audited: AuditedParcel) -> dict[str, type[Attack]]:
@@ -119,6 +121,18 @@ def fitting_attacks(audited: AuditedParcel) -> dict[str, type[Attack]]:
     return {name: attack for name, attack in working if kind in attack.kinds and (not only or name in only)}
 
 
+def left_open(fitting: Mapping[str, type[Attack]]) -> list[NotTried]:
+    """The gaps that attacks on images leave in an audit of volumes; of a question that others ask there, none."""
+    asked = {question for attack in fitting.values() if attack.volumes for question in attack.questions}
+    why = "it attacks images of one shape, and has no form for volumes yet"
+    return [
+        NotTried(name, why, question)
+        for name, attack in fitting.items()
+        for question in attack.questions
+        if not attack.volumes and question not in asked
+    ]
+
+
 def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: "Clock | None" = None) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
@@ -126,8 +140,10 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: "Clo
     as_sent, truth, clock = audited.seen(tools), audited.truth(tools), clock or Clock()
     results, doubt = look_inside(audited, as_sent, truth, clock)
     seen, gaps = without_unread(as_sent)
-    fitting = fitting_attacks(audited)
-    results += [found for name, kind in fitting.items() for found in run_attack(name, kind, seen, truth, clock, doubt)]
+    fitting, volumes = fitting_attacks(audited), tools.assembly.study.data.volumes
+    fits = {name: kind for name, kind in fitting.items() if kind.volumes == volumes}
+    results += [found for name, kind in fits.items() for found in run_attack(name, kind, seen, truth, clock, doubt)]
+    results += left_open(fitting) if volumes else []
     if not fitting:
         results += [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
     results += gaps
@@ -152,7 +168,8 @@ def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: "Clock"
     except OutOfTime as error:
         why, again = f"carrying its operation out again was cut off: {error}", {}
     with contextlib.suppress(OutOfTime), clock.limit():
-        found = [] if audited.is_released_model else hidden_images(seen, truth, why, again)
+        searched = not audited.is_released_model and not seen.tools.assembly.study.data.volumes
+        found = hidden_images(seen, truth, why, again) if searched else []
     gaps = [NotTried("recomputation", why, EVERY_QUESTION)] if why else []
     return [*(CheckedFinding(one, (), 0.0) for one in found), *gaps], why
 

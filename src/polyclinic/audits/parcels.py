@@ -37,7 +37,7 @@ SUMMED = ("gradients", "weights")
 #: kinds that come out of a generator
 FROM_GENERATOR = ("generator", "codes", "synthetic-images")
 #: attacks on the released model
-MEMBERSHIP = ("loss-threshold", "reference-models")
+MEMBERSHIP = ("loss-threshold", "reference-models", "case-membership")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.data.volumes.volume import Volume
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.study.tables import Audit
@@ -73,13 +74,19 @@ class Truth:
 
     def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
         """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
-        part = self.data.train.take(self._subset(self.data.train, count, "members"))
+        part = self.part_of_members(count)
         return torch.from_numpy(part.images), torch.from_numpy(getattr(part, what))
+
+    def part_of_members(self, count: int) -> ImageSet:
+        return self.data.train.take(self._subset(self.data.train, count, "members"))
 
     def held_out(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
         """Up to `count` of the site's validation and test images uint8, and their labels (or masks)."""
-        part = self.outside.take(self.rows_held_out(count))
+        part = self.part_held_out(count)
         return torch.from_numpy(part.images), torch.from_numpy(getattr(part, what))
+
+    def part_held_out(self, count: int) -> ImageSet:
+        return self.outside.take(self.rows_held_out(count))
 
     def rows_held_out(self, count: int) -> np.ndarray:
         """Places in `outside` of the images that `held_out` draws."""
@@ -99,15 +106,19 @@ class Truth:
 
 def without_repeats(data: SiteData) -> SiteData:
     """A site without those validation and test images that are, pixel for pixel, training images as well."""
-    inside = {hash(image.tobytes()) for image in data.train.images}
+    inside = {hash(content_of(image)) for image in data.train.images}
     kept = {
-        split: np.array([hash(image.tobytes()) not in inside for image in getattr(data, split).images], bool)
+        split: np.array([hash(content_of(image)) not in inside for image in getattr(data, split).images], bool)
         for split in ("validation", "test")
     }
     if all(rows.all() for rows in kept.values()):
         return data
     parts = {split: getattr(data, split).take(np.flatnonzero(rows)) for split, rows in kept.items()}
     return replace(data, validation=parts["validation"], test=parts["test"])
+
+
+def content_of(example: np.ndarray | Volume) -> bytes | str:
+    return example.digest() if isinstance(example, Volume) else example.tobytes()
 
 
 LEAST_PLANTED = 8  #: held-out images, half of which are planted

@@ -76,7 +76,7 @@ def _check_volumes(study: Study) -> None:
 
 def _volume_obstacle(study: Study) -> str | None:
     """Why the method, or a table of the study, cannot do volumes, with the cure."""
-    method, tables = study.method, ("replay", "privacy", "poisoning", "audit")
+    method, tables = study.method, ("replay", "privacy", "poisoning")
     can = "choose fedavg or a method built on it, cwt, centralized or standalone"
     if method.needs_generator():
         return f"method.name: '{method.name}' trains a generator of images, and there is none of volumes; {can}"

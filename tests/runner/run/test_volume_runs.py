@@ -100,7 +100,6 @@ def test_methods_train_volumes(method, settings, tiny, undisturbed):
         ("fedavg-replay", {}, "is for images, not for volumes; take the table out"),
         ("felicia", {}, "'felicia' is for classification"),
         ("fedavg", {"privacy": {"epsilon": 8}}, "is for images, not for volumes; take the table out|privacy"),
-        ("fedavg", {"audit": {"keep_parcels": 1}}, "audit: is for images, not for volumes; take the table out"),
         ("fedavg", {"model": {"backbone": "resnet18"}}, "is not for volumes"),
         ("fedavg", {"task": {"name": "segmentation"}}, "take volume-segmentation"),
     ],
