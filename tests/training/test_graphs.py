@@ -19,6 +19,7 @@ from polyclinic.runner.run.machine import record_steps
 from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import loop
+from polyclinic.training.augmentation import AUGMENTATIONS
 from polyclinic.training.gpu import graphs
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients
 from polyclinic.training.loop import Trainer, TrainerSpec
@@ -163,6 +164,79 @@ def test_another_choice_of_layers_that_learn_is_another_graph(gpu):
         trainer.train(noise_batches(), WARM_UP + 3, optimizer)
         assert torch.equal(before, trainer.model.conv1.weight) == frozen
     assert len(trainer.kept) == 2
+
+
+def trained(*, recorded: bool, device: str = "cpu", precision: str = "fp32", **settings):
+    """Losses and weights after rounds of a site's training, each with a fresh optimiser."""
+    task, [part] = TASKS["classification"](), parts_of(22)
+
+    def builder():
+        return build("small-cnn", channels=1, outputs=2, size=16, norm="batch")
+
+    optimizer = Optimizer(**{"batch_size": 4, **settings}).over(6)
+    spec = TrainerSpec(task=task, target=TARGET, optimizer=optimizer, device=device, precision=precision)
+    trainer, losses = Trainer(builder(), spec), []
+    trainer.graphs = recorded
+    trainer.load(initial_weights(builder, 0))
+    for number in range(1, 7):
+        batches = trainer.mixed(trainer.batches(part, torch_rng("epochs", number)), torch_rng("mixup", number))
+        losses.append(trainer.train(batches, 5, optimizer.make(trainer.model.parameters(), number)))
+    assert not recorded or len(trainer.kept) == 1
+    return losses, trainer.weights()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "sgd", "momentum": 0.0, "weight_decay": 0.1},
+        {"name": "adam", "schedule": "cosine", "warmup": 2},
+        {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "decay_every": 2},
+        {"balanced_batches": True},
+        {"augment": AUGMENTATIONS},
+    ],
+    ids=str,
+)
+def test_rounds_of_recorded_steps_are_the_rounds(gpu, settings):
+    (losses, weights), (plain, wanted) = (trained(recorded=way, **settings) for way in (True, False))
+    assert losses == plain
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+
+def test_what_cuda_cannot_record_trains_all_the_same_with_one_warning(monkeypatch):
+    pretend_gpu(monkeypatch, BrokenGraph)
+    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step runs without a CUDA graph") as seen:
+        losses, _ = trained(recorded=True)
+    assert losses == trained(recorded=False)[0]
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("how", ["objective", "hook"])
+def test_what_cannot_be_recorded_goes_the_ordinary_way(gpu, how):
+    trainer, objective = make_trainer("classification", graphs=True), None
+    if how == "hook":
+        trainer.model.fc.register_forward_hook(lambda *_: None)
+    else:
+        objective = lambda images, targets: trainer.loss(trainer.forward(images), targets)  # noqa: E731
+    optimizer = torch.optim.SGD(trainer.model.parameters(), 0.1)
+    trainer.train(noise_batches(), WARM_UP + 3, optimizer, objective=objective)
+    assert trainer.kept == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ordinary_and_recorded_steps_leave_the_same_bits_on_a_gpu(name, precision, monkeypatch):
+    """What is recorded follows from counts, and a resumed run begins with ordinary steps: it must not end elsewhere."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    how = {"device": "cuda", "precision": precision, "name": name, "lr": 1e-3, "augment": ("flip", "crop", "noise")}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*without a CUDA graph.*")
+        losses, weights = trained(recorded=True, **how)
+    monkeypatch.setattr(graphs.GraphedFunction, "_record", lambda *_: False)
+    plain, wanted = trained(recorded=True, **how)
+    assert losses == plain
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
 
 
 def parts_of(*counts: int) -> list[ImageSet]:

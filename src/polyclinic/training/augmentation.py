@@ -4,11 +4,8 @@
 Every change but mixup is drawn for each image by itself, so that differential privacy can bound what one image does.
 """
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,66 +35,27 @@ MIXUP_ALPHA = 0.2
 Draws = torch.Generator | Tensor
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What was drawn for the images of a batch, by kinds of augmentation; None for kinds that are not wanted."""
-
-    flips: Tensor | None = None  #: bool [B]
-    turns: Tensor | None = None  #: quarters, int64 [B]
-    affine: Tensor | None = None  #: see `_affine`
-    grey_values: Tensor | None = None  #: in [-1, 1), for contrast, brightness and noise: [B, 3]
-    noise: tuple[tuple[int, int], ...] = ()  #: so many images have noise from this seed, one after the other
-
-    @classmethod
-    def joined(cls, some: "Sequence[Changes]") -> "Changes":
-        """The changes of several batches, drawn for the same kinds, as those of one."""
-        names = [name for name in ("flips", "turns", "affine", "grey_values") if getattr(some[0], name) is not None]
-        tensors = {name: torch.cat([getattr(one, name) for one in some]) for name in names}
-        return cls(**tensors, noise=tuple(itertools.chain.from_iterable(one.noise for one in some)))
-
-
-def augment(
-    images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws | Changes
-) -> tuple[Tensor, Tensor | None]:
-    """Change each image [B, C, H, W] by a draw of its own (or by what was drawn for it), its mask [B, H, W] with it.
-    Mixup is `mix`'s work."""
-    drawn = draws if isinstance(draws, Changes) else draw_changes(len(images), kinds, draws)
-    if drawn.flips is not None:
-        chosen = drawn.flips.to(images.device, non_blocking=True)
-        images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
-        masks = masks if masks is None else torch.where(chosen[:, None, None], masks.flip(-1), masks)
-    if drawn.turns is not None:
-        turns = drawn.turns.to(images.device, non_blocking=True)
-        for quarter in (1, 2, 3):
-            chosen = turns == quarter
-            images = torch.where(chosen[:, None, None, None], images.rot90(quarter, (-2, -1)), images)
-            if masks is not None:
-                masks = torch.where(chosen[:, None, None], masks.rot90(quarter, (-2, -1)), masks)
-    if drawn.affine is not None:
-        images, masks = _resample(images, masks, drawn.affine)
-    if drawn.grey_values is not None:
-        images = _grey_values(images, kinds, drawn.grey_values, drawn.noise)
-    return images, masks
-
-
-def draw_changes(count: int, kinds: tuple[str, ...], draws: Draws) -> Changes:
-    """Draw for so many images, on the CPU."""
-    flips = turns = affine = grey_values = None
-    noise: tuple[tuple[int, int], ...] = ()
-    if "flip" in kinds:
+def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws) -> tuple[Tensor, Tensor | None]:
+    """Change each image [B, C, H, W] by a draw of its own, its mask [B, H, W] with it. Mixup is `mix`'s work."""
+    count, chosen = len(images), set(kinds)
+    if "flip" in chosen:
         flips = draws % 2 == 1 if isinstance(draws, Tensor) else torch.rand(count, generator=draws) < 0.5
-    if "turn" in kinds:
+        flips = flips.to(images.device, non_blocking=True)
+        images = torch.where(flips[:, None, None, None], images.flip(-1), images)
+        masks = masks if masks is None else torch.where(flips[:, None, None], masks.flip(-1), masks)
+    if "turn" in chosen:
         turns = draws // 2 % 4 if isinstance(draws, Tensor) else torch.randint(4, (count,), generator=draws)
-    if count and {"crop", "rotate"} & set(kinds):
-        affine = _affine(count, kinds, draws)
-    if count and {"brightness", "contrast", "noise"} & set(kinds):
-        grey_values = _uniform(count, 3, draws, "grey values")
-    if count and "noise" in kinds:
-        if isinstance(draws, Tensor):
-            noise = tuple((1, seed) for seed in draws.tolist())
-        else:
-            noise = ((count, int(torch.randint(2**62, (), generator=draws))),)
-    return Changes(flips, turns, affine, grey_values, noise)
+        turns = turns.to(images.device, non_blocking=True)
+        for quarter in (1, 2, 3):
+            here = turns == quarter
+            images = torch.where(here[:, None, None, None], images.rot90(quarter, (-2, -1)), images)
+            if masks is not None:
+                masks = torch.where(here[:, None, None], masks.rot90(quarter, (-2, -1)), masks)
+    if count and {"crop", "rotate"} & chosen:
+        images, masks = _resample(images, masks, _affine(count, kinds, draws))
+    if count and {"brightness", "contrast", "noise"} & chosen:
+        images = _grey_values(images, kinds, draws)
+    return images, masks
 
 
 def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -144,8 +102,9 @@ def _resample(images: Tensor, masks: Tensor | None, affine: Tensor) -> tuple[Ten
     return new, moved[:, 0].to(masks.dtype)
 
 
-def _grey_values(images: Tensor, kinds: tuple[str, ...], values: Tensor, noise: Sequence[tuple[int, int]]) -> Tensor:
+def _grey_values(images: Tensor, kinds: tuple[str, ...], draws: Draws) -> Tensor:
     """Other contrast around the image's own mean, then brightness, then noise; within [0, 1] again."""
+    values = _uniform(len(images), 3, draws, "grey values")
     drawn = values.to(images, non_blocking=True)[:, :, None, None, None]
     if "contrast" in kinds:
         mean = images.mean((1, 2, 3), keepdim=True)
@@ -153,15 +112,12 @@ def _grey_values(images: Tensor, kinds: tuple[str, ...], values: Tensor, noise: 
     if "brightness" in kinds:
         images = images + MOST_BRIGHTNESS * drawn[:, 1]
     if "noise" in kinds:
-        like = images[:1]
-        parts = [
-            torch.randn(
-                (rows, *like.shape[1:]),
-                generator=device_rng(like.device, seed, "noise"),
-                dtype=like.dtype,
-                device=like.device,
-            )
-            for rows, seed in noise
-        ]
-        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * torch.cat(parts)
+        if isinstance(draws, Tensor):
+            seeds, rows = draws.tolist(), 1
+        else:  # one for all images
+            seeds, rows = [int(torch.randint(2**62, (), generator=draws))], len(images)
+        how: dict[str, Any] = {"dtype": images.dtype, "device": images.device}
+        shape = (rows, *images.shape[1:])
+        noise = [torch.randn(shape, generator=device_rng(images.device, one, "noise"), **how) for one in seeds]
+        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * torch.cat(noise)
     return images.clamp(0, 1)

@@ -1,5 +1,5 @@
-"""Mini-batches of a site's images: endless, shuffled, one at a time or those of several steps at once; and how their
-images come to the device, with labels and masks, or as what frozen layers give for them.
+"""Mini-batches of a site's images: endless, shuffled; and how their images come to the device, with labels and masks,
+or as what frozen layers give for them.
 
 On a GPU, arrays are kept as bytes in the order in which they are first used, up to a quarter of its memory in all. What
 is kept is read from disk and copied once; a batch is then a selection by index. Other batches cross from pinned memory,
@@ -9,11 +9,10 @@ beside the GPU's work. The numbers are the same either way.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import mmap
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,50 +23,10 @@ from torch import Tensor
 from polyclinic.federation.collaborators import Batch, OptimizerLike
 from polyclinic.models import Encoded, split
 from polyclinic.models.encoders import Encoder, kept_features
-from polyclinic.training.augmentation import Changes, draw_changes
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
-    from polyclinic.training.loop import Trainer
-
-
-class SiteBatches(Iterator[Batch]):
-    """Endless shuffled mini-batches, on the device, all of one size."""
-
-    def __init__(self, trainer: Trainer, part: ImageSet, rng: torch.Generator) -> None:
-        self._trainer, self._part, self._rng = trainer, part, rng
-        self._indices = shuffled_indices(part, trainer.optimizer, rng)
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of the images of one batch, as float32; of what frozen layers give for them, where that is used."""
-        optimizer = self._trainer.optimizer
-        size = self._trainer.fetcher.image_size(self._part, augmented=bool(optimizer.augment))
-        return 4 * min(optimizer.batch_size, len(self._part)) * size
-
-    def __next__(self) -> Batch:
-        return self._trainer.batch(self._part, next(self._indices), self._rng)
-
-    def take(self, count: int) -> list[Batch]:
-        """The next `count` of them: the same draws in the same order, but images are fetched and changed together. On
-        a GPU that is a few kernels for all of them."""
-        kinds, indices, drawn = self._trainer.optimizer.augment, [], []
-        for index in itertools.islice(self._indices, count):
-            indices.append(index)
-            drawn.append(draw_changes(len(index), kinds, self._rng))
-        images, targets = self._trainer.batch(self._part, indices, Changes.joined(drawn))
-        sizes = [len(index) for index in indices]
-        return list(zip(images.split(sizes), targets.split(sizes), strict=True))
-
-
-def take_batches(batches: Iterator[Batch], count: int, most: Callable[[int], int]) -> list[Batch]:
-    """The next batches of any source, at most `count`: as many as `most` says of the bytes of the images of one. None
-    where the source has ended."""
-    if isinstance(batches, SiteBatches):
-        return batches.take(min(count, most(batches.image_bytes)))
-    found = list(itertools.islice(batches, 1))
-    return [*found, *itertools.islice(batches, min(count, most(found[0][0].nbytes)) - 1)] if found else []
 
 
 def shuffled_indices(part: ImageSet, optimizer: OptimizerLike, rng: torch.Generator) -> Iterator[Tensor]:
@@ -132,11 +91,6 @@ class ImageFetcher:
             rows = self._images.images(part.images, index).float().div_(255)
         masks = self._rows(part.masks, index) if self.dense and part.masks is not None else None
         return rows, self._rows(part.labels, index), masks
-
-    def image_size(self, part: ImageSet, *, augmented: bool) -> int:
-        """Numbers of one image as it is fetched: its pixels, or what the frozen layers give for it."""
-        features = self._frozen is not None and not augmented
-        return int((self.latents(part.images) if features else part.images)[0].size)
 
     def latents(self, images: np.ndarray) -> np.ndarray:
         """What the frozen layers give for images uint8 [N, C, H, W]: float32 [N, c, h, w], kept where that can be."""

@@ -20,9 +20,9 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.models import Backbone, split
 from polyclinic.privacy.settings import Privacy
 from polyclinic.tasks import Target, Task
-from polyclinic.training.augmentation import Changes, augment, mix
-from polyclinic.training.batches import ImageFetcher, SiteBatches
-from polyclinic.training.gpu.graphs import GraphedFunction, RecordedSteps, hooks_of, learner, new_pool
+from polyclinic.training.augmentation import Draws, augment, mix
+from polyclinic.training.batches import ImageFetcher, shuffled_indices
+from polyclinic.training.gpu.graphs import GraphedFunction, hooks_of, learner, new_pool
 from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
 from polyclinic.training.optimizer import Optimizer
 
@@ -95,7 +95,6 @@ class Trainer:
         self.shares: torch.Generator | None = None  # see `random_shares`
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
-        self.records_steps = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
 
     def with_optimizer(self, optimizer: Optimizer) -> "Trainer":
         """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
@@ -105,11 +104,13 @@ class Trainer:
 
     # --- weights ----------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> Backbone:
         """The model with these weights in it; names that `weights` leaves out keep their values."""
         self.fetcher.forget_weights()
         own = self.state()
-        copy_all([own[name] for name in weights], list(weights.values()))
+        if weights:  # a GPU copies those that lie in memory as their targets do in one kernel
+            torch._foreach_copy_([own[name] for name in weights], list(weights.values()))
         return self.model
 
     def state(self) -> dict[str, Tensor]:
@@ -131,13 +132,14 @@ class Trainer:
         state = self.state() if model is None else model.state_dict()
         return {name: value.clone() if value.is_cpu else value.cpu() for name, value in state.items()}
 
+    @torch.no_grad()
     def released_weights(self) -> dict[str, Tensor]:
         """The same for a parcel, which stays on the device where weights do."""
         if not self.weights_stay:
             return self.weights()
         state = self.state()
         copies = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in state.values()]
-        copy_all(copies, list(state.values()))
+        torch._foreach_copy_(copies, list(state.values()))
         return dict(zip(state, copies, strict=True))
 
     def split(self, model: Backbone) -> tuple[Backbone, Backbone]:
@@ -152,7 +154,7 @@ class Trainer:
 
     def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Endless shuffled mini-batches, on the device."""
-        return SiteBatches(self, part, rng)
+        return (self.batch(part, index, rng) for index in shuffled_indices(part, self.optimizer, rng))
 
     def mixed(self, batches: Iterator[Batch], rng: torch.Generator) -> Iterator[Batch]:
         """Batches with mixup, where the study wants that."""
@@ -166,16 +168,12 @@ class Trainer:
         for index in order.tensor_split(self.steps_in(part)):
             yield self.batch(part, index, rng)
 
-    def batch(
-        self, part: ImageSet, index: Tensor | Sequence[Tensor], draws: torch.Generator | Tensor | Changes
-    ) -> Batch:
-        """The images at `index`, or at several such one after the other, augmented, with their targets, on the device.
-        `draws`: see `augment`."""
-        indices, kinds = [index] if isinstance(index, Tensor) else list(index), self.optimizer.augment
+    def batch(self, part: ImageSet, index: Tensor, draws: Draws) -> Batch:
+        """The images at `index`, augmented, with their targets, on the device."""
+        kinds = self.optimizer.augment
         if self._noted is not None:
-            self._noted.extend(indices)
-        places = indices[0] if len(indices) == 1 else torch.cat(indices)
-        images, labels, masks = self.fetcher.fetch(part, places.numpy(), augmented=bool(kinds))
+            self._noted.append(index)
+        images, labels, masks = self.fetcher.fetch(part, index.numpy(), augmented=bool(kinds))
         if kinds:
             images, masks = augment(images, masks, kinds, draws)
         return images, self.task.targets(labels, masks)
@@ -233,10 +231,7 @@ class Trainer:
         and targets than the task's.
         """
         model = (self.model if model is None else model).train()
-        graphed = self.graphs and objective is None
-        learn = learner(self, model, None if correct else optimizer, class_weights) if graphed else None
-        if isinstance(learn, RecordedSteps):
-            return learn.train(batches, steps, lambda targets: self.image_weights(targets, class_weights)) / steps
+        learn = learner(self, model, class_weights) if self.graphs and objective is None else None
         total = torch.zeros((), device=self.device)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
@@ -342,18 +337,3 @@ def join_small(batches: Iterable[Batch]) -> Iterator[Batch]:
             waiting = []
         if batch is not None:
             waiting.append(batch)
-
-
-@torch.no_grad()
-def copy_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy each value to its target. Those that lie in memory as their targets do take a GPU one kernel together; where
-    one does not, as weights with channels last, torch would copy all of them one by one."""
-    alike: list[tuple[Tensor, Tensor]] = []
-    others: list[tuple[Tensor, Tensor]] = []
-    for target, value in zip(targets, values, strict=True):
-        same = target.stride() == value.stride() and target.dtype == value.dtype == torch.float32
-        # a CPU copies one by one in any case
-        (alike if target.is_cpu or (same and target.device == value.device) else others).append((target, value))
-    for pairs in filter(None, (alike, others)):
-        into, out_of = zip(*pairs, strict=True)
-        torch._foreach_copy_(into, out_of)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -18,37 +17,6 @@ from polyclinic.training.augmentation import Augmentation
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation, State
     from polyclinic.federation.site import Site
-
-#: where fused optimisers are kept, and how many: a method may train one part of a network after the other
-KEPT, MOST_KEPT = "fused optimisers", 2
-#: numbers of four bytes that a GPU reads at once
-ALIGNED = 4
-
-
-@dataclass(frozen=True)
-class KeptOptimizer:
-    """A fused optimiser of parameters that stay where they are. Its learning rate lies on the GPU, so that a recorded
-    step takes the one of the round."""
-
-    optimizer: torch.optim.Optimizer
-    rate: Tensor
-    state: Tensor  #: all of its state in one block
-    recorded: dict[Hashable, Any] = field(default_factory=dict)  #: graphs that hold its steps
-
-    def restart(self, lr: float) -> None:
-        """Make it fresh again."""
-        self.rate.fill_(lr)
-        self.state.zero_()
-
-
-def kept_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> KeptOptimizer | None:
-    """What `Optimizer.make` keeps with this optimiser; None where it is not kept, and its steps cannot be recorded."""
-    some: Iterable[KeptOptimizer] = kept.get(KEPT, {}).values()
-    return next((one for one in some if one.optimizer is optimizer), None)
-
-
-def on_gpu(parameters: Iterable[nn.Parameter]) -> bool:
-    return all(one.is_cuda for one in parameters)
 
 
 class Optimizer(Settings):
@@ -92,50 +60,20 @@ class Optimizer(Settings):
         known._rounds, known._fused = rounds, fused
         return known
 
-    @property
-    def can_be_recorded(self) -> bool:
-        """Whether steps on a GPU are those of a fused optimiser that `make` may keep."""
-        return self._fused and not self.keep_state
-
     def at_site(self, site: str) -> Self:
         """The same settings with the site's own batch size as `batch_size`."""
         size = self.batch_sizes.get(site, self.batch_size)
         return self if size == self.batch_size else self.model_copy(update={"batch_size": size})
 
-    def make(
-        self, parameters: Iterable[nn.Parameter], round: int, kept: dict[str, Any] | None = None
-    ) -> torch.optim.Optimizer:
-        """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1).
-
-        `kept`: on a GPU, where to make one takes long, a fused one of the same parameters is kept there, and is made
-        fresh again; its steps can be recorded (`kept_optimizer`). Nobody may use the one of before any more.
-        """
-        lr, given = self.lr_in(round), list(parameters)
+    def make(self, parameters: Iterable[nn.Parameter], round: int) -> torch.optim.Optimizer:
+        """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1)."""
+        given, lr = list(parameters), self.lr_in(round)
+        on_gpu = bool(given) and all(one.is_cuda for one in given)
         # a fused step wants its state to lie in memory as the parameters do, and a kept one does not
-        fused = (self.can_be_recorded and bool(given) and on_gpu(given)) or None
-        if not fused or kept is None or not moments_fit(given):
-            return self._new(given, lr, fused=fused)
-        key = (self.name, self.momentum, self.weight_decay, tuple((id(one), one.requires_grad) for one in given))
-        some: dict[Hashable, KeptOptimizer] = kept.setdefault(KEPT, {})
-        if key in some:
-            some[key].restart(lr)
-            return some[key].optimizer
-        while len(some) >= MOST_KEPT:
-            del some[next(iter(some))]
-        rate = torch.tensor(lr, device=given[0].device)
-        made = self._new(given, rate, fused=True)
-        some[key] = KeptOptimizer(made, rate, zero_moments(made))
-        return made
-
-    def _new(self, given: list[nn.Parameter], lr: float | Tensor, *, fused: bool | None) -> torch.optim.Optimizer:
+        fused = (on_gpu and self._fused and not self.keep_state) or None
         if self.name == "sgd":
             return SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
-        kind = Adam if self.name == "adam" else AdamW
-        # a recorded step reads its learning rate from the GPU
-        made = kind(given, lr, weight_decay=self.weight_decay, fused=fused, capturable=isinstance(lr, Tensor))
-        if fused and moments_fit(given) and not isinstance(lr, Tensor):
-            zero_moments(made)
-        return made
+        return (Adam if self.name == "adam" else AdamW)(given, lr, weight_decay=self.weight_decay, fused=fused)
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1): warming up first, then falling."""
@@ -148,35 +86,6 @@ class Optimizer(Settings):
         return self.lr * self.decay ** (done // self.decay_every if self.decay_every else 0)
 
 
-def zero_moments(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Give a fresh SGD or Adam the state that its first step would make, as parts of one block of zeros: on a GPU that
-    is one kernel and not three for each parameter. The block, which makes the optimiser fresh again where it is filled
-    with zeros. SGD's first step then adds the gradient to zero momentum, which is what it does without a state."""
-    given = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    adam = isinstance(optimizer, torch.optim.Adam)
-    names = ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
-    sizes = [-(-one.numel() // ALIGNED) * ALIGNED for one in given]  # each begins where a GPU reads fastest
-    block = torch.zeros(len(names) * sum(sizes) + ALIGNED * len(given) * adam, device=given[0].device)
-    place = 0
-    for one, size in zip(given, sizes, strict=True):
-        if adam:
-            optimizer.state[one]["step"] = block[place]
-            place += ALIGNED
-        for name in names:
-            optimizer.state[one][name] = block.as_strided(one.shape, one.stride(), place)
-            place += size
-    return block
-
-
-def moments_fit(parameters: Sequence[Tensor]) -> bool:
-    """Whether `zero_moments` knows the state of these: float32, without gaps in memory."""
-    for one in parameters:
-        in_one_block = one.is_contiguous() or (one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last))
-        if one.dtype != torch.float32 or not in_one_block:
-            return False
-    return any(one.requires_grad for one in parameters)
-
-
 # --- state from round to round, as tensors --------------------------------------------------------
 
 
@@ -185,10 +94,8 @@ def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> t
 
     `group` is the name it is kept under: a site that trains two models has two.
     """
-    trainer = site.trainer
-    own = model is trainer.model and trainer.privacy is None and group == "optimizer"
-    optimizer = trainer.optimizer.make(model.parameters(), site.round, trainer.kept if own else None)
-    if trainer.optimizer.keep_state:
+    optimizer = site.trainer.optimizer.make(model.parameters(), site.round)
+    if site.trainer.optimizer.keep_state:
         restore_optimizer(optimizer, site.state.group(group))
     return optimizer
 

@@ -19,7 +19,7 @@ from polyclinic.data.volumes.volume import Volume
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import Backbone
 from polyclinic.tasks import VolumeSegmentation
-from polyclinic.training.augmentation import Changes
+from polyclinic.training.augmentation import Draws
 from polyclinic.training.loop import Trainer, TrainerSpec
 
 #: voxels of a case that may become the middle of a patch, of structures and of the rest each
@@ -50,16 +50,12 @@ class VolumeTrainer(Trainer):
             yield self.batch(part, waiting[:size], rng)
             waiting = waiting[size:]
 
-    def batch(
-        self, part: ImageSet, index: Tensor | Sequence[Tensor], draws: torch.Generator | Tensor | Changes
-    ) -> Batch:
+    def batch(self, part: ImageSet, index: Tensor, draws: Draws) -> Batch:
         """A patch of each of the cases at `index`, changed, with its targets, on the device."""
-        assert not isinstance(draws, Changes), "patches are drawn one by one"
-        places = index if isinstance(index, Tensor) else torch.cat(list(index))
         if self._noted is not None:
-            self._noted.append(places)
-        seeds = draws if isinstance(draws, Tensor) else torch.randint(2**62, (len(places),), generator=draws)
-        pairs = [self.patch_of(part.images[i], seed) for i, seed in zip(places.tolist(), seeds.tolist(), strict=True)]
+            self._noted.append(index)
+        seeds = draws if isinstance(draws, Tensor) else torch.randint(2**62, (len(index),), generator=draws)
+        pairs = [self.patch_of(part.images[i], seed) for i, seed in zip(index.tolist(), seeds.tolist(), strict=True)]
         images, masks = (torch.stack([pair[key] for pair in pairs]).to(self.device) for key in (IMAGE, MASK))
         return images, self.task.targets(torch.zeros(len(images)), masks[:, 0])
 

@@ -84,24 +84,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return _LOCAL.stream
 
 
-#: what each thread keeps for itself
-_OWN = threading.local()
-
-
 def pieces_of_gpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """The bytes of tensors of a GPU, which come over in one copy for each type."""
     device = next(tensor.device for tensor in tensors if tensor.is_cuda)
     for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.dtype):
-        joined = torch.cat([tensor.detach().to(device, non_blocking=True).flatten() for tensor in group])
-        copy = _staging(joined.nbytes).copy_(joined.view(torch.uint8), non_blocking=True)
-        torch.cuda.current_stream(device).synchronize()
-        yield copy
-
-
-def _staging(size: int) -> Tensor:
-    """Pinned memory for so many bytes, which this thread has until it asks again: to allocate it takes milliseconds, in
-    which the GPU may have to wait."""
-    held: Tensor | None = getattr(_OWN, "staging", None)
-    if held is None or len(held) < size:
-        held = _OWN.staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return held[:size]
+        yield torch.cat([tensor.detach().to(device, non_blocking=True).flatten() for tensor in group]).cpu()

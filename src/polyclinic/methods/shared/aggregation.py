@@ -50,36 +50,23 @@ class WeightedMean:
     """The mean of sets of tensors that come one after the other.
 
     Sums run in float64 and in the order of the sites, so that the result is the same every time; whole numbers
-    (batch norm's counter) are rounded back. On a GPU the tensors of one type are joined first: a kernel for each of
-    hundreds of small ones would take longer than the sums.
+    (batch norm's counter) are rounded back.
     """
 
-    def __init__(self, *, joined: bool | None = None) -> None:
-        """`joined`: whether to join them; where they lie on a GPU if not given."""
+    def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._shapes: dict[str, tuple[torch.dtype, torch.Size]] = {}
         self._types: dict[str, torch.dtype] = {}
         self._weight = 0
-        self._is_joined = joined
 
     def add(self, tensors: Mapping[str, Tensor], weight: int) -> None:
-        shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
-        if not self._shapes:
-            self._shapes = shapes
-            if self._is_joined is None:
-                self._is_joined = all(one.is_cuda for one in tensors.values())
-        if shapes.keys() != self._shapes.keys():
-            raise WorkFailed(f"the sites sent different tensors: {sorted(shapes.keys() ^ self._shapes.keys())[:3]}")
-        if self._is_joined and shapes != self._shapes:
-            raise WorkFailed("the sites sent tensors of different shapes or types")
-        ordered = {name: tensors[name] for name in self._shapes}
-        terms = _joined(ordered) if self._is_joined else ordered
-        if not self._sums:
-            for name, one in terms.items():
-                self._sums[name], self._types[name] = torch.zeros_like(one, dtype=torch.float64), one.dtype
-        if terms:
+        if not self._types:
+            self._types = {name: one.dtype for name, one in tensors.items()}
+            self._sums = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in tensors.items()}
+        if tensors.keys() != self._sums.keys():
+            raise WorkFailed(f"the sites sent different tensors: {sorted(tensors.keys() ^ self._sums.keys())[:3]}")
+        if tensors:
             # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
-            torch._foreach_add_(list(self._sums.values()), list(terms.values()), alpha=weight)
+            torch._foreach_add_(list(self._sums.values()), [tensors[name] for name in self._sums], alpha=weight)
         self._weight += weight
 
     def tensors(self) -> dict[str, Tensor]:
@@ -88,20 +75,7 @@ class WeightedMean:
             # by a tensor: a GPU divides by a plain number less exactly
             mean, dtype = total / total.new_full((), self._weight), self._types[name]
             means[name] = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
-        if not self._is_joined:
-            return means
-        # tensors with memory of their own, from rows of all numbers of a type
-        parts = {name: means[str(kind)].new_empty(shape) for name, (kind, shape) in self._shapes.items()}
-        for kind, row in means.items():
-            own = [one.view(-1) for one in parts.values() if str(one.dtype) == kind]
-            torch._foreach_copy_(own, list(row.split([one.numel() for one in own])))
-        return parts
-
-
-def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All numbers of each type in one row, by the type's name."""
-    types = dict.fromkeys(one.dtype for one in tensors.values())
-    return {str(kind): torch.cat([one.flatten() for one in tensors.values() if one.dtype == kind]) for kind in types}
+        return means
 
 
 # --- robust rules (`method.aggregation`) --------------------------------------------------------------

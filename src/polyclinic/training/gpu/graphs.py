@@ -4,27 +4,20 @@ Small networks spend most of their time on kernel launches from Python; a CUDA g
 steps, GAN steps, iterations of an attack) share one policy: `WARM_UP` ordinary calls first, one recording at a time
 in a process, and ordinary calls for ever, with one warning, where CUDA cannot record the function.
 
-Local epochs: batches are put into a table on the GPU, drawn as ever, but fetched and augmented all at once. A recorded
-step takes the batch at a counter, which lies on the GPU, computes both passes and the optimiser's step, and moves the
-counter on. One graph for a whole epoch is no faster: the GPU is busy either way.
+A training step is recorded without its optimiser's step: fused, that is one launch, and with it (or with the batches of
+an epoch put on the GPU at once) rounds on an H200 were no shorter.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import warnings
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-
-from polyclinic.federation.collaborators import Batch
-from polyclinic.training.batches import take_batches
-from polyclinic.training.optimizer import kept_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.training.loop import Trainer
@@ -162,13 +155,7 @@ class GraphedGradients:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss; its gradients are left in the parameters' `grad`."""
-        return self._leave(*self.passes(*inputs))
-
-    def compute(self, *inputs: Tensor) -> Tensor:
-        """The same as an ordinary call, which may be a part of another graph."""
-        return self._leave(*self._passes(*inputs))
-
-    def _leave(self, loss: Tensor, gradients: list[Tensor | None]) -> Tensor:
+        loss, gradients = self.passes(*inputs)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         return loss
@@ -182,129 +169,14 @@ class GraphedGradients:
         return loss.detach(), [one.grad for one in self.parameters]
 
 
-# --- local epochs ---------------------------------------------------------------------------------
-
-
-#: shapes of batches that have a table and a graph, which bounds their memory; batches of further shapes get ordinary
-#: steps. A pass over a site's images has two shapes at most, and replayed images may bring two more
-MOST_TABLES = 4
-
-#: steps of which the batches are put on the GPU together, and bytes that their images may take there: both bound
-#: memory. Tables of 4 to 32 steps were measured on an H200; a table of 2**27 bytes holds the 32 batches of the small
-#: networks, and 6 batches of 32 images of 224 px
-MOST_STEPS, TABLE_BYTES = 32, 2**27
-
-#: images and targets; a weight for each image where images are weighed
-Fields = tuple[Tensor, ...]
-
-
-def steps_in_table(image_bytes: int) -> int:
-    """Steps of which the batches are put on the GPU together, by the bytes of the images of one, as float32."""
-    return max(1, min(MOST_STEPS, TABLE_BYTES // image_bytes))
-
-
-class BatchTable:
-    """Room on a device for the batches of so many steps, all in the shape of `like`, and the counter."""
-
-    def __init__(self, like: Fields, steps: int) -> None:
-        self.steps = steps
-        self._turned = [one.dim() == 4 and one.stride(1) == 1 for one in like]  # channels last
-        self._rows = [one.new_empty((steps, *self._stored(place, one).shape)) for place, one in enumerate(like)]
-        self.place = torch.zeros(1, dtype=torch.int64, device=like[0].device)
-
-    def fill(self, batches: Sequence[Fields]) -> None:
-        """Put batches at the beginning, and begin there."""
-        for place, rows in enumerate(self._rows):
-            given = [self._stored(place, batch[place]) for batch in batches]
-            torch._foreach_copy_(list(rows[: len(given)].unbind()), given)
-        self.place.zero_()
-
-    def take(self) -> Fields:
-        """The batch at the counter, which moves on."""
-        found = [rows.index_select(0, self.place)[0] for rows in self._rows]
-        self.place += 1
-        return tuple(
-            one.permute(0, 3, 1, 2) if turned else one for one, turned in zip(found, self._turned, strict=True)
-        )
-
-    def _stored(self, place: int, one: Tensor) -> Tensor:
-        """Images keep their order in memory, with channels last or not: it decides which kernels compute with them."""
-        return one.permute(0, 2, 3, 1) if self._turned[place] else one
-
-
-class RecordedSteps:
-    """Steps of one optimiser on the gradients of one network, from batches in tables."""
-
-    def __init__(self, gradients: GraphedGradients, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self.gradients, self.optimizer = gradients, optimizer
-        self.total = torch.zeros((), device=device)  # of the losses since `train` began
-        self.tables: dict[tuple, TableSteps] = {}
-        self.pool = new_pool(device)
-
-    def train(self, batches: Iterator[Batch], steps: int, weigh: Callable[[Tensor], Tensor | None]) -> float:
-        """Take steps; the sum of their losses. `weigh` gives a weight for each image by the targets, or None."""
-        self.total.zero_()
-        while steps > 0:
-            given = [_fields(batch, weigh) for batch in take_batches(batches, steps, steps_in_table)]
-            if not given:  # a source that ends
-                break
-            for shapes, some in itertools.groupby(given, _shapes):
-                alike = list(some)
-                if shapes not in self.tables and len(self.tables) < MOST_TABLES:
-                    room = steps_in_table(alike[0][0].nbytes)
-                    self.tables[shapes] = TableSteps(self, BatchTable(alike[0], room))
-                if shapes in self.tables:
-                    self.tables[shapes](alike)
-                else:
-                    for batch in alike:
-                        self.take_step(batch, recorded=True)
-            steps -= len(given)
-        return float(self.total)
-
-    def take_step(self, batch: Fields, *, recorded: bool = False) -> None:
-        """One step, in the recording of a graph or outside; `recorded`: its passes are a graph of their own."""
-        self.total += self.gradients(*batch) if recorded else self.gradients.compute(*batch)
-        self.optimizer.step()
-        for one in self.gradients.parameters:
-            one.grad = None  # its memory is free for the next step
-
-
-class TableSteps:
-    """Steps on the batches of one table, each a launch of the same graph."""
-
-    def __init__(self, of: RecordedSteps, table: BatchTable) -> None:
-        self.table = table
-        steps = weakref.proxy(of)  # with a cycle, an optimiser that is forgotten would keep its tables on the GPU
-        self.step = GraphedFunction(
-            lambda: steps.take_step(table.take()), "engine.graphs: a training step with its optimiser", pool=of.pool
-        )
-
-    def __call__(self, batches: list[Fields]) -> None:
-        for start in range(0, len(batches), self.table.steps):
-            some = batches[start : start + self.table.steps]
-            self.table.fill(some)
-            for _ in some:
-                self.step()
-
-
-def _fields(batch: Batch, weigh: Callable[[Tensor], Tensor | None]) -> Fields:
-    weights = weigh(batch[1])
-    return batch if weights is None else (*batch, weights)
-
-
-def _shapes(batch: Fields) -> tuple:
-    return tuple((one.shape, one.stride(), one.dtype) for one in batch)
-
-
 # --- of a trainer's network -----------------------------------------------------------------------
 
 
 def learner(
-    trainer: Trainer, model: nn.Module, optimizer: torch.optim.Optimizer | None, class_weights: Tensor | None
-) -> RecordedSteps | Callable[[Tensor, Tensor], Tensor] | None:
-    """Whole steps of the network by this optimiser as graphs; where these cannot be recorded, what gives the loss of a
-    batch and leaves its gradients in the network, or in the part of it that learns. None where nothing can be recorded.
-    """
+    trainer: Trainer, model: nn.Module, class_weights: Tensor | None
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """A recorded step of the network, or of a part of it: gives the loss of a batch and leaves its gradients. None
+    where nothing can be recorded."""
     trainer.state()  # forgets what was recorded of layers that were replaced
     # only the trainer's network, or a part that was cut from it; and nobody may have hooked into its layers but our own
     # random shares: what was recorded before would leave such a hook out
@@ -313,18 +185,21 @@ def learner(
         return None
     if trainer.shares is None and hooks_of(trainer.model) | hooks_of(model) != trainer.hooks:
         return None
-    weighed = class_weights is not None
-    if trainer.records_steps and model is trainer.model and optimizer is not None and trainer.shares is None:
-        kept = kept_optimizer(optimizer, trainer.kept)
-        if kept is not None:
-            if weighed not in kept.recorded:
-                gradients = _graphed_gradients(trainer, model, weighed=weighed)
-                kept.recorded[weighed] = RecordedSteps(gradients, optimizer, trainer.device)
-            return kept.recorded[weighed]
-    graphed = _graphed_gradients(trainer, model, weighed=weighed or trainer.shares is not None)
+    # a graph for each choice of stages and of weights that are trained
+    trained, shared = [one.requires_grad for one in model.parameters()], trainer.shares is not None
+    key = f"graph: {getattr(model, 'present', '')} {trained} {shared or class_weights is not None} {shared}"
+    if key not in trainer.kept:
+
+        def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+            return trainer.task.loss(trainer.forward(images, model).float(), targets, trainer.target, weights)
+
+        trainer.kept[key] = GraphedGradients(model, loss)
+
+    graphed: GraphedGradients = trainer.kept[key]
 
     def learn(images: Tensor, targets: Tensor) -> Tensor:
-        return graphed(*_fields((images, targets), lambda targets: trainer.image_weights(targets, class_weights)))
+        weights = trainer.image_weights(targets, class_weights)
+        return graphed(images, targets) if weights is None else graphed(images, targets, weights)
 
     return learn
 
@@ -335,18 +210,3 @@ def hooks_of(network: nn.Module) -> set[int]:
     for layer in network.modules():
         found.update(layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return found
-
-
-def _graphed_gradients(trainer: Trainer, model: nn.Module, *, weighed: bool) -> GraphedGradients:
-    """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
-
-    `weighed`: its inputs are images, targets and a weight for each image."""
-    trained = [one.requires_grad for one in model.parameters()]
-    key = f"graph: {getattr(model, 'present', '')} {trained} {weighed} {trainer.shares is not None}"
-
-    def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        return trainer.task.loss(trainer.forward(images, model).float(), targets, trainer.target, weights)
-
-    if key not in trainer.kept:
-        trainer.kept[key] = GraphedGradients(model, loss)
-    return trainer.kept[key]
