@@ -137,7 +137,7 @@ def export(
         run, to, out, images=images, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import
     )
     agreement = done.agreement
-    typer.echo(f"{done.file}: written; model_card.md and preparation/ lie beside it")
+    typer.echo(f"{done.file}: written; the model card and the preparation lie beside it")
     typer.echo(
         f"predictions agree to {max(agreement.largest_difference, agreement.each_alone):.1e} on {agreement.what} "
         f"(allowed: {agreement.tolerance:g})"

@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 from polyclinic.cli import app
 from polyclinic.data.datasets.phantoms.brain_volumes import BrainVolumes
 from polyclinic.data.volumes.preparation import Preparation
+from polyclinic.data.volumes.reading import CaseFiles, read_case
 from polyclinic.data.volumes.volume import RawVolume
 from polyclinic.errors import BadInput
 from polyclinic.runner.evaluate.case_scores import read_cases
 from polyclinic.runner.export.export import export
+from polyclinic.runner.export.volumes import steps_of
+from polyclinic.runner.predict.model_file import VolumeCard
 from polyclinic.runner.predict.volumes import values_of
 
 VOLUMES = {
@@ -169,8 +172,68 @@ def test_structures_become_one_mask():
     assert values_of(inside[[0, 2]] & ~inside[[2, 1]], classes).ravel().tolist() == [1, 1, 0, 2]
 
 
-@pytest.mark.parametrize("form", ["onnx", "torchscript", "monai-bundle"])
-def test_export_refuses_in_one_sentence_and_writes_nothing(fedavg, form):
-    with pytest.raises(BadInput, match=f"--to {form}: models of volumes are not exported yet"):
-        export(fedavg.folder, form)
-    assert not (fedavg.folder / "exported").exists()
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """A drawn brain, the same head in a turned file, and what is read of each."""
+    source, folder = BrainVolumes(samples=4, shape=(24, 24, 16)), tmp_path_factory.mktemp("cases")
+    raw = source.read(0, source.cases()[0])
+    turned = RawVolume(raw.image[:, ::-1].copy(), None, raw.affine @ np.diag([-1.0, 1, 1, 1]))
+    for name, one in (("a", raw), ("b", turned)):
+        save_case(folder, name, one, source.channels)
+    return folder
+
+
+def test_a_bundle_prepares_and_predicts_as_we_do(fedavg, cases, tmp_path, monkeypatch):
+    from monai.bundle import ConfigParser
+
+    done = export(fedavg.folder, "monai-bundle", tmp_path / "bundle")
+    assert max(done.agreement.largest_difference, done.agreement.each_alone) <= done.agreement.tolerance == 1e-4
+    monkeypatch.syspath_prepend(done.folder)
+    parser = ConfigParser()
+    parser.read_config(done.folder / "configs" / "inference.json")
+    parser.update({"bundle_root": str(done.folder), "dataset_dir": str(cases), "output_dir": str(tmp_path / "theirs")})
+    parser.get_parsed_content("run")
+    command = ["predict", str(fedavg.folder), str(cases), "--masks", str(tmp_path / "ours")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    for name in "ab":
+        ours, theirs = (nibabel.load(tmp_path / whose / f"{name}.nii.gz") for whose in ("ours", "theirs"))
+        np.testing.assert_allclose(theirs.affine, ours.affine)
+        assert (np.asarray(ours.dataobj) == np.asarray(theirs.dataobj)).mean() > 0.9999
+    assert "16 x 16 x 16 voxels" in (done.folder / "model_card.md").read_text()
+
+
+FIXED = {"low": 0, "high": 900, "mean": 300, "deviation": 200}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spacing": (7.0, 9.0, 11.0)},
+        {"normalise": "fixed", "intensities": [FIXED, FIXED, {**FIXED, "high": 500}, FIXED]},
+        {"normalise": "none"},
+    ],
+    ids=["each case", "fixed", "none"],
+)
+def test_an_exported_preparation_gives_the_same_voxels(settings, cases):
+    from monai.bundle import ConfigParser
+
+    channels = BrainVolumes().channels
+    card = VolumeCard(channels=channels, structures={"whole": (1,)}, preparation=Preparation(**settings))
+    steps = ConfigParser({"_target_": "Compose", "transforms": steps_of(card)}).get_parsed_content("")
+    files = {name: cases / f"b_{name}.nii.gz" for name in channels}
+    theirs = steps({"image": [str(file) for file in files.values()]})["image"]
+    ours = card.preparation.prepare(read_case(CaseFiles("b", files), channels, {}))
+    np.testing.assert_array_equal(theirs.numpy(), ours.image.astype(np.float32))
+
+
+def test_an_export_to_onnx_says_the_same(fedavg, tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    done = export(fedavg.folder, "onnx", tmp_path / "onnx")
+    assert done.agreement.largest_difference <= 1e-4
+
+
+def test_what_an_export_of_volumes_cannot_do_is_refused(fedavg, cases, tmp_path):
+    with pytest.raises(BadInput, match=r"--images: .* compared on drawn patches; leave it out"):
+        export(fedavg.folder, "torchscript", tmp_path / "ts", images=[cases])
+    assert not (tmp_path / "ts").exists()

@@ -14,14 +14,16 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
+from torch import nn
 
 from polyclinic import __version__
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, sha256_of
 from polyclinic.randomness import numpy_rng
+from polyclinic.runner.export import volumes
 from polyclinic.runner.export.model_card import model_card
 from polyclinic.runner.export.preparation import INPUT, write_bundle, write_preparation
-from polyclinic.runner.predict.model_file import MODEL, Card, ReleasedModel
+from polyclinic.runner.predict.model_file import MODEL, Card
 from polyclinic.runner.predict.predict import Chosen, Predictor, load_predictor
 from polyclinic.settings import no_such_choice
 
@@ -60,12 +62,17 @@ def export(
         raise BadInput(f"--to: {no_such_choice(to, list(FORMATS))}")
     format_, path = FORMATS[to], Path(run)
     predictor = load_predictor(path, **chosen)
-    if predictor.card.volume:
-        raise BadInput(f"--to {to}: models of volumes are not exported yet; `polyclinic predict --masks` writes masks")
+    of_volumes = predictor.card.volume is not None
+    if of_volumes and (images or len(predictor.model.networks) > 1):
+        flag = "--images" if images else "--ensemble"
+        raise BadInput(f"{flag}: one network of volumes is exported, and compared on drawn patches; leave it out")
     refuse_missing(to, format_.packages)
     home = path if path.is_dir() else path.parent
     folder = Path(out) if out is not None else home / "exported" / to
-    samples, what = drawn_images(predictor.card), "drawn images (black, white, shades, noise)"
+    if of_volumes:
+        samples, what = volumes.drawn_patches(predictor.card), "drawn patches (shades, noise)"
+    else:
+        samples, what = drawn_images(predictor.card), "drawn images (black, white, shades, noise)"
     if images:
         samples = predictor.prepared_images(map(Path, images), SAMPLES)
         what = f"{len(samples)} of the user's images"
@@ -79,9 +86,12 @@ def export(
             agreement = _write_and_check(predictor, format_, file, samples, what)
             card = model_card(home, predictor.card, format_.file, to)
             (partial / "model_card.md").write_text(card, encoding="utf-8")
-            write_preparation(partial, predictor.card, predictor.calibration)
+            if of_volumes:
+                volumes.write_preparation(partial, predictor.card)
+            else:
+                write_preparation(partial, predictor.card, predictor.calibration)
             if to == "monai-bundle":
-                write_bundle(partial, predictor.card, card)
+                (volumes.write_bundle if of_volumes else write_bundle)(partial, predictor.card, card)
             origin = {"file": MODEL, "site": chosen.get("site"), "ensemble": chosen.get("ensemble", False)}
             content = {
                 "polyclinic": __version__,
@@ -104,17 +114,23 @@ def _write_and_check(
     predictor: Predictor, format_: "Format", file: Path, samples: np.ndarray, what: str
 ) -> "Agreement":
     facts = {"polyclinic": __version__, "weights_sha256": predictor.card.weights_sha256}
-    predictor.outputs(samples[:2])  # an encoder is loaded at its first use, of which no exporter must be a witness
+    model = predictor.model.networks[0] if predictor.card.volume else predictor.model
+    with torch.no_grad():
+        model(torch.from_numpy(samples[:2]))  # an encoder is loaded at its first use, which no exporter must see
     try:
-        format_.write(predictor.model, samples[:2], file, facts)
+        format_.write(model, samples[:2], file, facts)
     except OSError:
         raise
     except Exception as error:  # an exporter meets an operation that its format does not have
         reason = " ".join(str(error).split())[:300]
         raise WorkFailed(f"the network cannot be written in this format ({reason}); try another one") from None
-    return check_agreement(
-        lambda images: predictor.outputs(images).numpy(), format_.load(file), samples, what, predictor.card
-    )
+
+    @torch.no_grad()
+    def ours(images: np.ndarray) -> np.ndarray:
+        found: np.ndarray = model(torch.from_numpy(images)).numpy()
+        return found
+
+    return check_agreement(ours, format_.load(file), samples, what, predictor.card)
 
 
 #: how far a probability may differ; of a value, in the network's own scale, where the range of labels is -1 to 1
@@ -157,17 +173,18 @@ def check_agreement(ours: Predict, theirs: Predict, images: np.ndarray, what: st
     # half the range of labels where the model gives values; 1 for probabilities
     low, high = (card.label_range if card.built_task().like == "regression" else None) or (-1.0, 1.0)
     scale, expected = (high - low) / 2, ours(images)
+    tolerance = volumes.TOLERANCE if card.volume else TOLERANCE
     found = Agreement(
         len(images),
         what,
-        TOLERANCE,
+        tolerance,
         _largest(theirs(images), expected) / scale,
         max(_largest(theirs(images[i : i + 1]), expected[i : i + 1]) for i in range(len(images))) / scale,
     )
     worst = max(found.largest_difference, found.each_alone)
-    if not worst <= TOLERANCE:  # NaN is not
+    if not worst <= tolerance:  # NaN is not
         raise WorkFailed(
-            f"the exported model differs from the released one by {worst:.2g} on {what}, and {TOLERANCE:g} is the most "
+            f"the exported model differs from the released one by {worst:.2g} on {what}, and {tolerance:g} is the most "
             "that counts as the same; nothing was written: try another format"
         )
     return found
@@ -189,7 +206,7 @@ class Format:
     """A format of model files."""
 
     file: str  #: where the model lies in the exported folder
-    write: Callable[[ReleasedModel, np.ndarray, Path, Mapping[str, str]], None]
+    write: Callable[[nn.Module, np.ndarray, Path, Mapping[str, str]], None]
     load: Callable[[Path], Predict]  #: the written file, as a program of others would use it
     packages: tuple[str, ...] = ()  #: what must be installed to write and check it
 
@@ -200,7 +217,7 @@ def refuse_missing(name: str, packages: tuple[str, ...]) -> None:
         raise BadInput(f"--to {name}: needs {', '.join(missing)}; install them with pip install 'polyclinic[export]'")
 
 
-def write_torchscript(model: ReleasedModel, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
+def write_torchscript(model: nn.Module, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
     """The network as TorchScript, for torch in Python and in C++."""
     with _quiet(), torch.no_grad():
         traced = torch.jit.freeze(torch.jit.trace(model, torch.from_numpy(sample), check_trace=False))
@@ -223,7 +240,7 @@ def load_torchscript(path: Path) -> Predict:
 
     @torch.no_grad()
     def predict(images: np.ndarray) -> np.ndarray:
-        try:  # ours take uint8, others numbers from 0 to 1
+        try:  # ours take uint8, or patches of volumes; others numbers from 0 to 1
             return loaded(torch.from_numpy(images)).numpy()
         except RuntimeError:
             return loaded(torch.from_numpy(images).float() / 255).numpy()
@@ -231,7 +248,7 @@ def load_torchscript(path: Path) -> Predict:
     return predict
 
 
-def write_onnx(model: ReleasedModel, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
+def write_onnx(model: nn.Module, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
     """The network as ONNX, in one file, for any number of images at a time."""
     import onnx
 
@@ -273,7 +290,7 @@ def load_onnx(path: Path) -> Predict:
     takes_bytes = "uint8" in given.type
 
     def predict(images: np.ndarray) -> np.ndarray:
-        batch: Any = images if takes_bytes else images.astype(np.float32) / 255
+        batch: Any = images if takes_bytes or images.dtype == np.float32 else images.astype(np.float32) / 255
         return np.asarray(session.run(None, {given.name: batch})[0])
 
     return predict

@@ -219,22 +219,26 @@ def write_bundle(folder: Path, card: Card, readme: str) -> None:
     """Write what MONAI expects around `models/model.ts`."""
     for name in ("configs", "docs", "scripts"):
         (folder / name).mkdir()
-    _write_json(folder / "configs" / "inference.json", INFERENCE)
-    _write_json(folder / "configs" / "metadata.json", metadata(card))
+    write_json(folder / "configs" / "inference.json", INFERENCE)
+    write_json(folder / "configs" / "metadata.json", metadata(card))
     (folder / "scripts" / "__init__.py").write_text("", encoding="utf-8")
     (folder / "scripts" / "predictions.py").write_text(PREDICTIONS, encoding="utf-8")
     (folder / "docs" / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def metadata(card: Card) -> dict[str, Any]:
     """The facts of a bundle under the names of MONAI's schema."""
-    task = card.built_task()
-    shape = [card.size, card.size] if task.dense else [1]
+    task, volume = card.built_task(), card.volume
+    sides = [card.size, card.size] if isinstance(card.size, int) else list(card.size)
+    shape = sides if task.dense else [1]
     channels = list(card.classes) if task.like == "classification" else ["mask" if task.dense else card.unit or "value"]
+    if volume:
+        background = task.outputs(card.target) - len(volume.structures)
+        channels = ["background"][:background] + list(volume.structures)
     return {
         "version": "0.1.0",
         "changelog": {"0.1.0": f"exported by polyclinic {__version__}"},
@@ -254,24 +258,22 @@ def metadata(card: Card) -> dict[str, Any]:
                     "format": "magnitude",
                     "modality": "n/a",
                     "num_channels": card.channels,
-                    "spatial_shape": [card.size, card.size],
-                    "dtype": "uint8",
-                    "value_range": [0, 255],
-                    "is_patch_data": False,
+                    "spatial_shape": sides,
+                    "dtype": "float32" if volume else "uint8",
+                    "value_range": [] if volume else [0, 255],
+                    "is_patch_data": volume is not None,
                     "channel_def": {str(n): f"channel {n}" for n in range(card.channels)},
                 }
             },
             "outputs": {
                 "pred": {
-                    "type": {"classification": "probabilities", "segmentation": "probabilities"}.get(
-                        task.like, "value"
-                    ),
+                    "type": "value" if task.like == "regression" else "logits" if volume else "probabilities",
                     "format": task.like,
                     "num_channels": len(channels),
                     "spatial_shape": shape,
                     "dtype": "float32",
-                    "value_range": [0, 1] if task.like != "regression" else list(card.label_range or ()),
-                    "is_patch_data": False,
+                    "value_range": list(card.label_range or ()) if task.like == "regression" or volume else [0, 1],
+                    "is_patch_data": volume is not None,
                     "channel_def": {str(n): f"channel {n}: {name}" for n, name in enumerate(channels)},
                 }
             },

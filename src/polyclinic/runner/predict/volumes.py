@@ -83,11 +83,15 @@ def mask_of(predictor: Predictor, raw: RawVolume) -> np.ndarray:
         found = shares if found is None else found + shares
     assert found is not None
     shares = back(found[0] / len(predictor.model.networks))
+    return values_of(inside_of(shares.numpy(), regions), card.volume.structures)
+
+
+def inside_of(shares: np.ndarray, regions: bool) -> np.ndarray:
+    """Which voxels belong to each structure, bool [K, X, Y, Z], from shares [K or 1 + K, X, Y, Z]."""
     if regions:
-        inside = shares > 0.5
-    else:  # what preparation cut off has no share of anything
-        inside = (shares.argmax(0) == torch.arange(1, len(shares))[:, None, None, None]) & (shares.amax(0) > 0)
-    return values_of(inside.numpy(), card.volume.structures)
+        return shares > 0.5
+    chosen = shares.argmax(0) == np.arange(1, len(shares))[:, None, None, None]
+    return chosen & (shares.max(0) > 0)  # what preparation cut off has no share of anything
 
 
 def values_of(inside: np.ndarray, structures: Mapping[str, Sequence[int]]) -> np.ndarray:
