@@ -21,6 +21,7 @@ from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.hidden import hidden_images
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
+from polyclinic.audits.patients import audit_patients
 from polyclinic.audits.recompute import why_unexplained
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.truth import Truth
@@ -55,6 +56,7 @@ def audit(
     plugins: Sequence[str] = (),
     trajectory: Sequence[int] = (),
     coordinator: bool = False,
+    patients: bool = False,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
@@ -64,6 +66,7 @@ def audit(
     `plugins`: where the study's plug-ins are now, if they have moved. `trajectory`: steps of a gradient inversion at
     which images, loss and distance are kept and drawn, 0 being the start; the last step is always added.
     `coordinator`: also rehearse a coordinator that sends crafted weights, with and without the site's incoming check.
+    `patients`: also test every single patient, with reference runs (`audits.patients`).
     """
     folder = Path(folder)
     with only_site_plugins(folder):
@@ -85,6 +88,10 @@ def audit(
             _write_report(folder, report)
         if coordinator:
             report["coordinator"] = rehearse(tools, wanted[0].site)
+            _write_report(folder, report)
+        if patients:
+            report["patients"] = audit_patients(tools, folder, sites, progress)
+            report["verdicts"] = verdicts(report["parcels"], lines, report["patients"])
             _write_report(folder, report)
         if progress:
             progress("done", len(wanted), len(wanted))

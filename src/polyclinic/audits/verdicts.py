@@ -112,8 +112,11 @@ NOT_ATTACKED: dict[str, tuple[Word, str]] = {
 STRENGTH = ("recovered", "copies", "auc", "told", "psnr")
 
 
-def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMapping]]) -> JsonObject:
-    """By kind that left any site: its verdict, in a sentence, with the evidence of the strongest finding."""
+def verdicts(
+    parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMapping]], patients: JsonMapping | None = None
+) -> JsonObject:
+    """By kind that left any site: its verdict, in a sentence, with the evidence of the strongest finding. `patients`:
+    what a test of single patients found, if there was one."""
     left = Counter(line["kind"] for of_site in lines.values() for line in of_site)
     found: JsonObject = {}
     for kind, count in sorted(left.items()):
@@ -125,8 +128,26 @@ def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMa
         else:
             sent = [site for site, of_site in lines.items() if any(line["kind"] == kind for line in of_site)]
             said = _with_other_operations({"left": count, **_verdict_of_attacks(count, of_kind)}, kind, lines, of_kind)
-            found[kind] = _with_other_sites(said, sent, of_kind)
+            found[kind] = _with_patients(_with_other_sites(said, sent, of_kind), patients)
     return found
+
+
+def _with_patients(found: JsonObject, patients: JsonMapping | None) -> JsonObject:
+    """A test over all members says nothing of single patients: it never makes membership withstood. Where a patient is
+    told apart by the final model, what it was made of leaks."""
+    member = found.get("questions", {}).get("membership")
+    if member is None or member["verdict"] == LEAKS:
+        return found
+    word, why = member["verdict"], member["why"]
+    if patients is not None and patients["verdict"] == LEAKS:
+        word, why = LEAKS, f"single patients, by the final model: {patients['words']}"
+    elif word == WITHSTOOD:
+        open_why = "single patients were not tested (polyclinic audit RUN --patients does)"
+        if patients is not None:
+            open_why = f"of single patients only the final model was tested ({patients['verdict']}), and not this kind"
+        word, why = NOT_TESTED, f"{open_why}; the average member: {why}"
+    questions = {**found["questions"], "membership": {**member, "verdict": word, "why": why}}
+    return {**found, "questions": questions, "verdict": gravest([found["verdict"], word])}
 
 
 def _with_other_operations(

@@ -62,6 +62,9 @@ def audit(
     coordinator: bool = typer.Option(
         False, "--coordinator", help="Also rehearse a coordinator that sends crafted weights to a site of this run."
     ),
+    patients: bool = typer.Option(
+        False, "--patients", help="Also test every single patient, with 64 reference runs (256 with --budget thorough)."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -74,14 +77,14 @@ def audit(
     from polyclinic.cli.tables import show_grid, show_verdicts
 
     check_choice("--budget", budget, "quick", "standard", "thorough")
-    if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
-        flags = "--kinds, --sites, --features, --study, --trajectory and --coordinator"
+    if grid and (kinds or sites or study or trajectory or coordinator or patients or features != "pixels"):
+        flags = "--kinds, --sites, --features, --study, --trajectory, --coordinator and --patients"
         raise BadInput(f"--grid: attacks every variation alike; leave {flags} out")
     display = None if quiet or as_json else RunDisplay()
     options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
-        options |= {"trajectory": _steps(trajectory), "coordinator": coordinator}
+        options |= {"trajectory": _steps(trajectory), "coordinator": coordinator, "patients": patients}
     report = _report(run, grid, options, display)
     if as_json:
         typer.echo(json.dumps(report))

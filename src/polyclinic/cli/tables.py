@@ -258,6 +258,10 @@ def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
     console.print(threat_table(report))
     if "coordinator" in report:
         console.print(coordinator_table(report["coordinator"]))
+    if patients := report.get("patients"):
+        console.print(Text(f"single patients: {patients['verdict']}. {patients['words']}"))
+        for name in patients.get("lists", []):
+            typer.echo(f"patients by risk, for the site's own people only: {run / name}")
     for kind, verdict in report["verdicts"].items():
         for words in attacks_of(kind, verdict):
             console.print(Text(words))

@@ -9,6 +9,7 @@ same everywhere, so they are no part of a model's weights: only the head is trai
 import functools
 import hashlib
 import os
+import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -160,6 +161,8 @@ def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = No
     Images that are not memory-mapped from a folder need `folder`, or they have no file. Features of encoders without
     `identity` have none.
     """
+    if id(images) in _REMEMBERED:
+        return _REMEMBERED[id(images)]
     file, shape = features_file(encoder, images, folder), (len(images), encoder.width)
     if file is None:
         return _computed(encoder, images)
@@ -172,6 +175,16 @@ def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = No
                 with atomic_file(file) as scratch, scratch.open("wb") as stream:
                     np.save(stream, kept, allow_pickle=False)
     return kept
+
+
+#: features of arrays in memory, by `id`
+_REMEMBERED: dict[int, np.ndarray] = {}
+
+
+def remember_features(images: np.ndarray, features: np.ndarray) -> None:
+    """Have `kept_features` give these for this very array, for as long as the array is there."""
+    _REMEMBERED[id(images)] = features
+    weakref.finalize(images, _REMEMBERED.pop, id(images), None)
 
 
 def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:

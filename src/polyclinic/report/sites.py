@@ -186,7 +186,27 @@ def audit_section(run: RunEvidence) -> Section:
         for kind, one in audit.get("verdicts", {}).items()
     ]  # fmt: skip
     blocks.append(Table(("kind", "left", "verdict", "in words", "not tried"), rows, "Verdicts by kind"))
+    blocks += _single_patients(audit.get("patients") or {})
     return Section("audit", title, [*blocks, *_findings(audit), *(_pictures(run, audit) if run.show_images else [])])
+
+
+def _single_patients(found: JsonMapping) -> list[Block]:
+    """The verdict on single patients, and the gaps between groups of them; nobody is named."""
+    if not found:
+        return []
+    rows = [
+        [
+            site,
+            *(gap.get(name) for name in ("group", "patients", "gap", "low", "high")),
+            "yes" if gap.get("rare") else "",
+        ]
+        for site, gaps in found.get("groups", {}).items()
+        for gap in gaps
+    ]
+    words = Text(f"Single patients: {verdict_word(found)}. {found.get('words', '')}.")
+    columns = ("site", "group", "patients", "gap", "from", "to", "rare")
+    title = "Mean risk of a group less that of all others (95 % interval)"
+    return [words, Table(columns, rows, title)] if rows else [words]
 
 
 def _every_finding(audit: JsonMapping) -> Iterator[tuple[JsonMapping, JsonMapping]]:

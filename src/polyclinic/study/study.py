@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[Mapping[str, type[Settings]], str]] = {
 TABLES_OF_METHODS = ("replay", "tuning")
 #: settings that are left out of a study's tables where they are as usual: so they are in older studies
 NEWER: tuple[tuple[str, str, Any], ...] = (
+    ("audit", "patient_limit", 0.9),
     ("data", "max_pixels", MOST_PIXELS),
     ("data", "allow_outside", False),
     ("data", "class_folders", "auto"),
@@ -128,7 +129,7 @@ class Study(Settings):
         """Plain tables, as in a TOML file, every default written out."""
         tables = _without_none(self.model_dump(mode="json"))
         for table, name, usual in NEWER:
-            if tables[table].get(name) == usual:
+            if tables.get(table, {}).get(name) == usual:
                 del tables[table][name]
         if not self.plugins:
             del tables["plugins"]

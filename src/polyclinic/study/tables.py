@@ -209,6 +209,13 @@ class Audit(Settings):
         description="settings of the search for images behind gradients and weights; if not given, the attack of "
         "Geiping et al. with as many steps as the audit's budget has",
     )
+    patient_limit: float = Field(
+        0.9,
+        ge=0.5,
+        lt=1,
+        description="largest risk of a patient with which a model has withstood `polyclinic audit --patients`: the "
+        "chance to tell a model that was trained on the patient from one that was not (0.5: a coin)",
+    )
     secure_sum: bool = Field(
         False,
         description="attack only the mean of all sites' gradients or weights of a round, all that a secure sum reveals",
@@ -244,6 +251,7 @@ class Effort:
     candidates: int
     references: int = 4  #: reference models of membership inference, each a training of its own
     generator_steps: int = 100  #: of a reference generator, at most
+    patient_references: int = 64  #: reference runs of `--patients`
     minutes: float = 0  #: attacks that would begin later are not tried; 0: as long as it takes
 
 
@@ -251,5 +259,7 @@ class Effort:
 EFFORTS = {
     "quick": Effort(1, 2, 8, 200, 300, 24, 60, 150, minutes=10),
     "standard": Effort(0, 0, 16, 1000, 1000, 64, 200, 500, references=8, generator_steps=1000, minutes=120),
-    "thorough": Effort(0, 0, 32, 5000, 5000, 200, 1000, 2000, references=16, generator_steps=5000),
+    "thorough": Effort(
+        0, 0, 32, 5000, 5000, 200, 1000, 2000, references=16, generator_steps=5000, patient_references=256
+    ),
 }
