@@ -70,7 +70,10 @@ def predict(
     if not found:
         raise BadInput(f"images: none of the {len(skipped)} files can be read; name other files")
     if masks is not None:
-        _write(masks, lambda: (write_volume_masks if predictor.card.volume else write_masks)(found, masks))
+        volume = predictor.card.volume
+        _write(
+            masks, lambda: write_volume_masks(found, masks, volume.structures) if volume else write_masks(found, masks)
+        )
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         trained = predictor.card.slices
         if slices == "all" and trained != "all":

@@ -127,30 +127,39 @@ def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
 
 def _write_dicom_seg(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     """A binary DICOM segmentation that refers to the image."""
+    source = read_dicom(file)
+    frames = int(source.get("NumberOfFrames") or 1)
+    pixels = np.zeros((frames, source.Rows, source.Columns, 1), np.uint8)
+    for one in masks:
+        assert one.mask is not None
+        pixels[frames // 2 if one.frame is None else one.frame, :, :, 0] = one.mask
+    return save_dicom_seg([source], pixels, ["predicted mask"], path)
+
+
+def save_dicom_seg(sources: Sequence[Any], pixels: Array, names: Sequence[str], path: Path) -> Path:
+    """A binary DICOM segmentation of frames uint8 [N, rows, columns, K], with a segment of each name, which refers to
+    one image of N frames or to N slices."""
     import highdicom
     from pydicom.sr.codedict import codes
 
-    source = read_dicom(file)
-    frames = int(source.get("NumberOfFrames") or 1)
-    pixels = np.zeros((frames, source.Rows, source.Columns), np.uint8)
-    for one in masks:
-        assert one.mask is not None
-        pixels[frames // 2 if one.frame is None else one.frame] = one.mask
-    drawn = highdicom.seg.SegmentDescription(
-        segment_number=1,
-        segment_label="predicted mask",
-        segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
-        segmented_property_type=codes.SCT.Lesion,
-        algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
-        algorithm_identification=highdicom.AlgorithmIdentificationSequence(
-            name="polyclinic", version=__version__, family=codes.DCM.ArtificialIntelligence
-        ),
-    )
+    drawn = [
+        highdicom.seg.SegmentDescription(
+            segment_number=number,
+            segment_label=name[:64],
+            segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
+            segmented_property_type=codes.SCT.Lesion,
+            algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=highdicom.AlgorithmIdentificationSequence(
+                name="polyclinic", version=__version__, family=codes.DCM.ArtificialIntelligence
+            ),
+        )
+        for number, name in enumerate(names, start=1)
+    ]
     found = highdicom.seg.Segmentation(
-        source_images=[source],
+        source_images=list(sources),
         pixel_array=pixels,
         segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-        segment_descriptions=[drawn],
+        segment_descriptions=drawn,
         series_instance_uid=highdicom.UID(),
         series_number=1,
         sop_instance_uid=highdicom.UID(),

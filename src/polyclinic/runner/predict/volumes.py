@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.datasets.volume_folder import Fets
+from polyclinic.data.reading import read_dicom
 from polyclinic.data.volumes.finding import find_cases
-from polyclinic.data.volumes.reading import NPZ, CaseFiles, read_case, stem_of
-from polyclinic.errors import BadInput
+from polyclinic.data.volumes.reading import NPZ, CaseFiles, dicom_slices, read_case, stem_of
+from polyclinic.data.volumes.volume import Structures
+from polyclinic.errors import BadInput, Notice
+from polyclinic.extras import need
 from polyclinic.files import atomic_file
+from polyclinic.runner.predict.masks import save_dicom_seg
 from polyclinic.tasks.volume_segmentation import overlapping
 from polyclinic.training.volumes import window
 
@@ -106,20 +111,48 @@ def values_of(inside: np.ndarray, structures: Mapping[str, Sequence[int]]) -> np
     return np.array(best, np.uint8)[where].reshape(inside.shape[1:])
 
 
-def write_volume_masks(found: Sequence[Prediction], folder: Path) -> list[Path]:
-    """A NIfTI file of each mask, by the name of its case; a number stands before names that two of them share."""
-    import nibabel
-
+def write_volume_masks(found: Sequence[Prediction], folder: Path, structures: Structures) -> list[Path]:
+    """A NIfTI file of each mask, by the name of its case, or DICOM SEG for a series of DICOM slices where highdicom is
+    installed; a number stands before names that two of them share."""
     if any(folder.resolve() in (one.file.resolve(), *one.file.resolve().parents) for one in found):
         raise BadInput(f"--masks {folder}: the volumes lie there, and masks have their names; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     names = [str(one.values["case"]) for one in found]
     written = []
     for number, (one, name) in enumerate(zip(found, names, strict=True), start=1):
-        assert one.mask is not None
-        written.append(folder / f"{f'{number:05d}-' if names.count(name) > 1 else ''}{name}.nii.gz")
-        with atomic_file(written[-1]) as partial:
-            whole = partial.with_name(partial.name + ".nii.gz")
-            nibabel.save(nibabel.Nifti1Image(one.mask, one.affine), whole)
-            whole.replace(partial)
+        target = folder / f"{f'{number:05d}-' if names.count(name) > 1 else ''}{name}"
+        written.append(_write_mask(one, target, structures))
     return written
+
+
+def _write_mask(one: Prediction, target: Path, structures: Structures) -> Path:
+    import nibabel
+
+    assert one.mask is not None
+    assert one.affine is not None
+    if one.file.is_dir():
+        try:
+            need("highdicom", "DICOM SEG")
+            slices = [read_dicom(file) for file in dicom_slices(one.file)]
+            frames = frames_of(one.mask, one.affine, slices)
+            segments = np.stack([np.isin(frames, values) for values in structures.values()], -1).astype(np.uint8)
+            return save_dicom_seg(slices, segments, list(structures), target.with_name(f"{target.name}.dcm"))
+        except Exception as error:  # highdicom wants facts of the headers that some files lack
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"{one.file}: NIfTI is written instead of DICOM SEG ({reason})", Notice, stacklevel=2)
+    path = target.with_name(f"{target.name}.nii.gz")
+    with atomic_file(path) as partial:
+        whole = partial.with_name(partial.name + ".nii.gz")
+        nibabel.save(nibabel.Nifti1Image(one.mask, one.affine), whole)
+        whole.replace(partial)
+    return path
+
+
+def frames_of(mask: np.ndarray, affine: np.ndarray, slices: Sequence[Any]) -> np.ndarray:
+    """A mask [X, Y, Z] as the pixels [N, rows, columns] of DICOM slices, in their order, found by their positions."""
+    place = np.linalg.inv(affine)
+    found = []
+    for header in slices:
+        corner = np.array([*header.ImagePositionPatient, 1.0], float) * (-1, -1, 1, 1)
+        found.append(mask[:, :, round(float((place @ corner)[2]))].T)
+    return np.stack(found)
