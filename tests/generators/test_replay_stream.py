@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from polyclinic.data.plots import coloured
 from polyclinic.errors import BadInput
 from polyclinic.generators import probe
-from polyclinic.generators.probe import gather, real_or_replayed, which_site
+from polyclinic.generators.probe import gather, tell_apart
 from polyclinic.generators.replay_stream import Buffer, FromCodes, FromSamples, fill, stream
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
@@ -115,7 +115,7 @@ def blurred(images: torch.Tensor) -> torch.Tensor:
 
 def test_blur_gives_replayed_images_away_and_pairs_stay_on_one_side_of_a_fold():
     real = pictures(90, 0)
-    found = real_or_replayed(real, blurred(real), rng(), paired=True)
+    found = tell_apart({"real": real, "replayed": blurred(real)}, rng(), paired=True)
     assert found["auc"] > 0.95
     assert found["chance"] == 0.5
     count = probe.PER_GROUP + 20
@@ -129,9 +129,9 @@ def test_blur_gives_replayed_images_away_and_pairs_stay_on_one_side_of_a_fold():
 
 def test_faults_of_a_probe_are_named():
     with pytest.raises(BadInput, match="two groups or more"):
-        which_site({"a": pictures(9, 0)}, rng())
+        tell_apart({"a": pictures(9, 0)}, rng())
     with pytest.raises(BadInput, match="cannot be pairs"):
-        real_or_replayed(pictures(9, 0), pictures(8, 0), rng(), paired=True)
+        tell_apart({"real": pictures(9, 0), "replayed": pictures(8, 0)}, rng(), paired=True)
 
 
 def test_codes_are_drawn_with_a_colour_each_and_as_large_as_images():

@@ -217,14 +217,11 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
     site, _ = replayed
     asked = []
 
-    def which_site(images, rng, device):
-        asked.append([len(one) for one in images.values()])
-        return {"accuracy": 0.75, "chance": 0.5}
+    def tell_apart(images, rng, device, paired=None):
+        asked.extend([] if "real" in images else [[len(one) for one in images.values()]])
+        return {"accuracy": 0.75, "chance": 0.5, "auc": 0.5 + 0.25 * bool(paired)}
 
-    monkeypatch.setattr(replay_space.probe, "which_site", which_site)
-    monkeypatch.setattr(
-        replay_space.probe, "real_or_replayed", lambda a, b, rng, paired, device: {"auc": 0.5 + 0.25 * paired}
-    )
+    monkeypatch.setattr(replay_space.probe, "tell_apart", tell_apart)
     sources = {
         str(number): SimpleNamespace(labels=[0] * count, images=lambda chosen, rng: chosen)
         for number, count in enumerate(counts)

@@ -47,36 +47,20 @@ class ProbeNetwork(nn.Module):
         return self.body(torch.cat([images - 0.5, 8 * (images - blurred)], 1))
 
 
-def real_or_replayed(
-    real: Tensor, replayed: Tensor, rng: torch.Generator, *, paired: bool = False, device: str = "cpu"
-) -> dict[str, float]:
-    """How well a probe tells real from replayed images; AUC 0.5 means not at all, 1 always.
-
-    `paired`: the i-th replayed image is the i-th real one's reconstruction, and both stay on one side of a fold.
-    """
-    if paired and len(real) != len(replayed):
-        raise BadInput(f"probe: {len(real)} real and {len(replayed)} replayed images cannot be pairs")
-    return tell_apart({"real": real, "replayed": replayed}, rng, paired=paired, device=device)
-
-
-def which_site(images: Mapping[str, Tensor], rng: torch.Generator, *, device: str = "cpu") -> dict[str, float]:
-    """How well a probe tells which site an image comes from, given images by site.
-
-    Sites differ in what they show, too: only what replayed images give away *more* than real ones is an artefact.
-    """
-    return tell_apart(images, rng, device=device)
-
-
 def tell_apart(
     groups: Mapping[str, Tensor], rng: torch.Generator, *, paired: bool = False, device: str = "cpu"
 ) -> dict[str, float]:
-    """Cross-validated `accuracy`, `balanced_accuracy` and `auc` (mean over groups) of a probe, and `chance`.
+    """Cross-validated `accuracy`, `balanced_accuracy` and `auc` (mean over groups) of a probe, and `chance`, which is
+    the accuracy of always naming the largest group. An AUC of 0.5 means that nothing tells them apart.
 
-    Groups are uint8 [N, C, H, W] of one shape. Each image is judged once, by a probe that has not seen it. `chance`
-    is the accuracy of always naming the largest group.
+    Groups are uint8 [N, C, H, W] of one shape. Each image is judged once, by a probe that has not seen it. `paired`:
+    the i-th image of each group is made of the i-th of the others, and all of them stay on one side of a fold. Sites
+    differ in what they show, too: only what replayed images give away *more* than real ones is an artefact.
     """
     if len(groups) < 2 or any(len(images) < FOLDS for images in groups.values()):
         raise BadInput(f"probe: it needs two groups or more of at least {FOLDS} images each")
+    if paired and len(sizes := {len(images) for images in groups.values()}) > 1:
+        raise BadInput(f"probe: {' and '.join(map(str, sorted(sizes)))} images cannot be pairs")
     images, labels, folds = gather(groups, rng, paired)
     images, labels = images.to(device), labels.to(device)
     logits = torch.zeros(len(images), len(groups))

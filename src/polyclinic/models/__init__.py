@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
+from polyclinic.models import networks
 from polyclinic.models.backbone import NORMS, Backbone, join, norm_names, split, statistics_names
 from polyclinic.models.efficientnet import EfficientNetLite0, UNetEfficientNetLite0
 from polyclinic.models.encoders import ENCODERS, Encoded, encoded
 from polyclinic.models.imported import imported
-from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
-from polyclinic.models.small_networks import CNN32x64x128, CNN64x128x64x32, LeNet5, SmallCNN
-from polyclinic.models.unets import UNet, UNet512
 from polyclinic.models.volume_networks import DynUNet, SegResNet, VolumeNetwork
 from polyclinic.models.weights_file import PUBLIC, RANDOM, Fitted, WeightsFile, read_weights
 from polyclinic.randomness import seeded
@@ -28,9 +26,10 @@ from polyclinic.settings import no_such_choice
 BACKBONES: Registry[type[Backbone]] = Registry(
     "polyclinic.backbones",
     {
-        "small-cnn": SmallCNN, "lenet5": LeNet5, "cnn-32-64-128": CNN32x64x128, "cnn-64-128-64-32": CNN64x128x64x32,
-        "resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50, "resnet101": ResNet101,
-        "resnet152": ResNet152, "efficientnet-lite0": EfficientNetLite0, "unet": UNet, "unet-512": UNet512,
+        "small-cnn": networks.SmallCNN, "lenet5": networks.LeNet5, "cnn-32-64-128": networks.CNN32x64x128,
+        "cnn-64-128-64-32": networks.CNN64x128x64x32, "resnet18": networks.ResNet18, "resnet34": networks.ResNet34,
+        "resnet50": networks.ResNet50, "resnet101": networks.ResNet101, "resnet152": networks.ResNet152,
+        "unet": networks.UNet, "unet-512": networks.UNet512, "efficientnet-lite0": EfficientNetLite0,
         "unet-efficientnet-lite0": UNetEfficientNetLite0, "dynunet": DynUNet, "segresnet": SegResNet,
     },
     base=Backbone,

@@ -130,15 +130,15 @@ def draw(site: Site, model: GeneratorModel, images: Tensor, samples: Tensor | No
 def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, ReplaySource], *, sampled: bool) -> Parcel:
     """Scores of a probe that tells real from replayed images, and which site (of `by_site`) a replayed one is of."""
     rng, device = site.rng("probe"), str(site.trainer.device)
-    pair = real_and_replayed(site, model, sampled=sampled)
-    found = probe.real_or_replayed(*pair, rng, paired=not sampled, device=device)
+    pair = dict(zip(("real", "replayed"), real_and_replayed(site, model, sampled=sampled), strict=True))
+    found = probe.tell_apart(pair, rng, paired=not sampled, device=device)
     scores = {"real_or_replayed_auc": found["auc"]}
     if len(by_site) >= 2 and min(len(source.labels) for source in by_site.values()) >= probe.FOLDS:
         groups = {}
         for name, source in by_site.items():
             chosen = torch.randperm(len(source.labels), generator=rng)[:PROBED]
             groups[name] = source.images(chosen, rng)
-        found = probe.which_site(groups, rng, device=device)
+        found = probe.tell_apart(groups, rng, device=device)
         scores |= {"which_site_accuracy": found["accuracy"], "which_site_chance": found["chance"]}
     return figures_parcel(scores)
 
