@@ -228,7 +228,18 @@ def test_statistics_of_a_secure_run_lie_near_those_of_a_simulation(rehearsal, si
     for ledger in rehearsal.glob("sites/*/runs/secret/ledger/*.jsonl"):
         kinds = [line["kind"] for line in verify(ledger)]
         assert {"masked", "shares", "statistics"} <= set(kinds)
-        assert "weights" not in kinds
+        assert not {"weights", "metrics"} & set(kinds)
+
+
+def test_figures_of_a_secure_run_are_those_of_a_simulation_within_their_stated_error(simulated, submitted):
+    told, exact = json.loads((submitted / "result.json").read_text())["metrics"], simulated.metrics["test"]
+    assert told["per_site"] == told["mean"] == {}
+    stated = told["rounding"]["pooled"]
+    assert stated.keys() == told["test"].keys() == exact.keys()
+    for name, ends in stated.items():
+        assert ends["low"] - 1e-6 <= exact[name] <= ends["high"] + 1e-6, name
+        assert ends["low"] <= told["test"][name] <= ends["high"], name
+        assert name == "auc" or ends["low"] == ends["high"]
 
 
 def test_sites_tell_counts_and_no_secret_of_a_sum_lies_in_their_folder(rehearsal, submitted, tmp_path, capsys):

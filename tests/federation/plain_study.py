@@ -19,7 +19,7 @@ ENGINE = {"wire": "exact", "durable": False, "on_failure": "continue", "quorum":
 def plain_study(method=None, *, seed=0, federation=None, **tables):
     """What is read of a study; tables that are not given are not there. Settings of the engine are given by name."""
     engine = SimpleNamespace(**{name: tables.pop(name, value) for name, value in ENGINE.items()})
-    given = {**dict.fromkeys(("defence", "poisoning", "generator", "tuning", "replay")), **tables}
+    given = {**dict.fromkeys(("privacy", "defence", "poisoning", "generator", "tuning", "replay")), **tables}
     return SimpleNamespace(method=method, seed=seed, engine=engine, federation=federation or Federated(), **given)
 
 

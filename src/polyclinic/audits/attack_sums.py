@@ -40,7 +40,8 @@ from polyclinic.metrics.statistics.significance import chance_of_groups
 from polyclinic.models import Backbone
 from polyclinic.models.encoders import Encoded, kept_features
 from polyclinic.randomness import torch_rng
-from polyclinic.tasks.classification import EDGES, margins
+from polyclinic.tasks.classification import CELL_EDGES, EDGES, margins
+from polyclinic.tasks.task import LARGEST_SUM
 
 MOMENTS, HISTOGRAMS, QUESTION = "second-moments", "score-histograms", "membership"
 NEEDS = frozenset({Capability.CANDIDATES, Capability.CANDIDATE_LABELS, Capability.ARCHITECTURE})
@@ -117,7 +118,8 @@ class HistogramsAttack(Attack):
 
         def make(images: Tensor, answers: Tensor) -> Parcel:
             observed = task.observe(outputs(seen, images.float() / 255), answers, target)
-            return Parcel(seen.kind, task.sums(observed, answers, None, target), {})
+            sums = task.sums(observed, answers, None, target)
+            return Parcel(seen.kind, sums if seen.sites == 1 else task.summable(sums, LARGEST_SUM), {})
 
         def score(parcel: Parcel, images: Tensor, answers: Tensor) -> Tensor:
             return scores_in_round(replace(seen, parcel=parcel), images.float() / 255, answers)
@@ -155,7 +157,8 @@ def features_of(seen: Seen, images: Tensor) -> Tensor:
 def histograms_of(parcel: Parcel) -> Tensor | None:
     """[C, 2, bins], images of other classes and of the class itself; None where there are none."""
     found = parcel.tensors.get("histograms")
-    fits = found is not None and found.dim() == 3 and tuple(found.shape[1:]) == (2, len(EDGES) + 1)
+    bins = (len(EDGES) + 1, len(CELL_EDGES) + 1)
+    fits = found is not None and found.dim() == 3 and found.shape[1] == 2 and found.shape[2] in bins
     return found if fits else None
 
 
@@ -163,13 +166,14 @@ def scores_in_round(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
     """Membership scores [M]: over all classes, empty bins that an image of its label falls into count against it."""
     counts = histograms_of(seen.parcel)
     assert counts is not None, "asked before"
+    edges = EDGES if counts.shape[2] > len(CELL_EDGES) + 1 else CELL_EDGES
     found = margins(outputs(seen, images).double())
     total = torch.zeros(len(images), dtype=torch.float64)
     for label in range(len(counts)):
         own = answers == label
         for rows, histogram in ((own, counts[label, 1]), (~own, counts[label, 0])):
             if bool(rows.any()):
-                total[rows] += histogram_scores(histogram, found[rows, label], EDGES)
+                total[rows] += histogram_scores(histogram, found[rows, label], edges)
     return total
 
 

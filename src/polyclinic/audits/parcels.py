@@ -23,9 +23,11 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.layers.defence_and_poisoning import secure_sum
 from polyclinic.federation.ledger import archive
 from polyclinic.federation.ledger.archive import Release, is_attackable, is_worth_keeping, releases
+from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Transaction
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
@@ -49,6 +51,7 @@ class AuditedParcel:
     others: tuple[Release, ...] = ()  #: further kept releases of the same operation by the same site
     peers: Mapping[str, Release] = field(default_factory=dict)  #: of other sites, of the same operation and round
     not_kept: int = 0  #: parcels of this kind that left the site by this operation, and were not kept
+    other_sums: tuple[Mapping[str, Release], ...] = ()  #: of the same operation and sites, in other rounds
     is_released_model: bool = False  #: the model of a run, asked about one site's images: no parcel that left
 
     @property
@@ -84,7 +87,7 @@ class AuditedParcel:
         mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
         release, count = self.release, len(self.parts)
         seen = Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, count)
-        return replace(seen, again=lambda change: self._again(tools, change))
+        return replace(seen, again=lambda change: self._again(tools, change), more=lambda: self._more(tools))
 
     @property
     def attacks(self) -> tuple[str, ...]:
@@ -107,6 +110,8 @@ class AuditedParcel:
 
     def _more(self, tools: Tools) -> tuple[Seen, ...]:
         """The same parcel of the other releases."""
+        if self.other_sums:
+            return tuple(replace(self, parts=parts, other_sums=()).seen(tools) for parts in self.other_sums)
         alike = [other for other in self.others if other.kinds[self.number : self.number + 1] == [self.parcel.kind]]
         return tuple(Seen.of(self.site, other, self.number, tools) for other in alike)
 
@@ -117,15 +122,15 @@ class AuditedParcel:
 
     def truth(self, tools: Tools) -> Truth:
         splits = splits_behind(self.release, tools.assembly.study)
-        if self.parcel.kind in archive.SUM_KINDS and splits != ("train",):
-            return truth_of_scores(tools.site_data(self.site), splits, tools.seed)
         opened = [tools.site_data(site) for site in self.parts]
-        used, start = [], 0
-        for release, data in zip(self.parts.values(), opened, strict=True):
-            batches = Truth(release.used, data, tools.seed).batches
-            used += [index + start for index in batches]
-            start += len(data.train)
         data = opened[0] if len(opened) == 1 else join_sites(opened)
+        if self.parcel.kind in archive.SUM_KINDS and splits != ("train",):
+            return truth_of_scores(data, splits, tools.seed)
+        used, start = [], 0
+        for release, own in zip(self.parts.values(), opened, strict=True):
+            batches = Truth(release.used, own, tools.seed).batches
+            used += [index + start for index in batches]
+            start += len(own.train)
         return Truth(used, data, tools.seed, own=len(opened[0].train))
 
 
@@ -151,9 +156,9 @@ def truth_of_scores(data: SiteData, splits: Sequence[str], seed: int) -> Truth:
 def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
     """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images; of sums of
     products of features their sum."""
-    if is_sum_of_products(parcels[0]):
+    if is_sum_of_products(parcels[0]) or parcels[0].kind == SCORES:
         added = {name: torch.stack([one.tensors[name] for one in parcels]).sum(0) for name in parcels[0].tensors}
-        return Parcel(parcels[0].kind, added, {"samples": sum(int(one.metadata["samples"]) for one in parcels)})
+        return Parcel(parcels[0].kind, added, {"samples": sum(int(one.metadata.get("samples", 0)) for one in parcels)})
     counts = [int(parcel.metadata.get("samples", 1)) for parcel in parcels]
     total = sum(counts)
     scaled = [
@@ -218,7 +223,12 @@ def parcels_to_audit(
         parcels = next(iter(group.values())).parcels
         others = () if summed else other_releases(wanted, group, lines)
         peers = {} if summed else releases_at_once(kept, group, lines)
-        chosen = [AuditedParcel(group, n, others, peers) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
+        operation = next(iter(group.values())).operation
+        alike = [one for one in groups if one is not group and next(iter(one.values())).operation == operation]
+        sums = tuple(alike) if summed else ()
+        secret = summed and operation not in (ADD_SCORES, ADD_FINAL_SCORES)
+        wanted_numbers = [n for n, parcel in enumerate(parcels) if _is_wanted(parcel, kinds, secret)]
+        chosen = [AuditedParcel(group, n, others, peers, other_sums=sums) for n in wanted_numbers]
         found += [replace(one, not_kept=count_not_kept(one, kept, lines)) for one in chosen]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))

@@ -18,6 +18,7 @@ from torch import Tensor
 from polyclinic.data.parts import SiteData
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost, secret_in
+from polyclinic.federation.layers.call_checks import SumSteps
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.leaving import CoarseScores, Transcript
 from polyclinic.federation.ledger.archive import Asked, Release, releases
@@ -106,6 +107,7 @@ def carry_out(
         spec = replace(assembly, study=turn.study.with_settings(plain), folder=Path(folder)).host_spec()
         spec = replace(spec, result_settings_json=assembly.result_settings_json)
         host = SiteHost(replace(spec, open_data=lambda name: change(spec.open_data(name))))
+        host._arriving = [one for one in host._arriving if not isinstance(one, SumSteps)]
         host.sites.get(site).state = SiteState(release.state if turn.whole else {})
         if assembly.policy is not None:
             _as_deployed(host, site, release, assembly.folder)

@@ -21,7 +21,7 @@ from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.kinds import DANGEROUS, KINDS_IN_WORDS, OF_NO_IMAGE
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums.settings import Floor, floor_of
+from polyclinic.federation.sums.settings import Floor, added_up, floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonObject
@@ -306,7 +306,7 @@ class Asked:
 def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     """The operations that a study's coordinator may ask for: name, what each declares, what it is for."""
     found = []
-    sums = SiteSums(study.federation, "", Floor(), study.method.SUMMED)
+    sums = SiteSums(study.federation, "", Floor(), added_up(study))
     functions = (getattr(type(study.method), name, None) for name in dir(type(study.method)))
     declared_by = (getattr(function, "operation", None) for function in functions)
     between = any(isinstance(one, Operation) and one.partner == "sites" for one in declared_by)
@@ -316,7 +316,8 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     for owner in (study.method, *exchange):
         for name in sorted(dir(type(owner))):
             function = getattr(type(owner), name, None)
-            if isinstance(declared := getattr(function, "operation", None), Operation):
+            declared = getattr(function, "operation", None)
+            if isinstance(declared, Operation) and name not in sums.other_scores:
                 leaves = declared._replace(releases=sums.kinds(name, declared.releases))
                 words = " ".join((function.__doc__ or PURPOSES.get(name, "")).split()).split(": `")[0]
                 purpose = words.split(". ")[0].rstrip(".")

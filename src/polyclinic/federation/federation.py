@@ -19,10 +19,12 @@ from polyclinic.federation.call import AS_SENT, COORDINATOR, Call, Failure, Repl
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
 from polyclinic.federation.layers.replies import Communication, Coverage, Heads, ReplyCheck
+from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import SEALED
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES, added_up
 from polyclinic.randomness import torch_rng
 
 Weights = Mapping[str, Tensor]
@@ -55,7 +57,7 @@ class Federation:
         self.expected = spec.expected
         self.replies = ReplyCheck(method)
         self.keys = spec.keys
-        self.sums = CoordinatorSums(study.federation, spec.run_name, method)
+        self.sums = CoordinatorSums(study.federation, spec.run_name, method, added_up(study))
         self.image_shape = spec.image_shape
         self._settings, self._every = study.engine, study.engine.checkpoint_every
         self._fraction, self._patience = getattr(method, "fraction", 1.0), getattr(method, "patience", None)
@@ -130,6 +132,28 @@ class Federation:
             except (ParcelRejected, WorkFailed) as error:
                 raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
             yield reply
+
+    @property
+    def adds_scores(self) -> bool:
+        """Whether sites' scores are added up, so that those of all together are all that is known."""
+        return ADD_SCORES in self.sums.covered
+
+    def ask_scores(self, weights: Weights | None, split: str, *, final: bool = False, **how: Any) -> list[Reply]:
+        """Sums of the task's metrics over all sites' images of a split: of each site, or of all together where they
+        are added up. `final`: the run is over."""
+        operation = ADD_FINAL_SCORES if final else ADD_SCORES
+        if not self.adds_scores:
+            return self.ask_all("evaluate", sites=self.sites, weights=weights, split=split, **how)
+        found, task = [], self.trainer.task
+        for reply in self.ask_all(operation, sites=self.sites, weights=weights, split=split, **how):
+            sums = task.opened(dict(reply.metrics))
+            try:
+                task.check_sums(sums, self.trainer.target)
+            except ValueError as error:
+                raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
+            if int(sums.get("count", 1)):
+                found.append(Reply(reply.site, (Parcel(SCORES, sums, reply.metadata),)))
+        return found
 
     def forward(self, source: str, release: str, target: str, receive: str, **payload: Any) -> Reply | Failure:
         """Have `source` run `release` and hand what it releases to `receive` at `target`, unread in between.

@@ -27,7 +27,7 @@ from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, Transaction, carry_out
 from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
-from polyclinic.federation.sums.settings import floor_of
+from polyclinic.federation.sums.settings import added_up, floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
 from polyclinic.files import atomic_write, sync_files, write_tensors
 from polyclinic.randomness import seeded
@@ -47,8 +47,8 @@ class SiteHost:
         self.keys = KeyExchange()
         self.method = spec.study.method
         pinned = len(spec.kit.keys.pinned()) if spec.kit else 0
-        summed: Mapping[str, str] = getattr(self.method, "SUMMED", {})
-        self.sums = SiteSums(spec.study.federation, spec.run_name, floor_of(spec.policy, pinned), summed)
+        floor = floor_of(spec.policy, pinned)
+        self.sums = SiteSums(spec.study.federation, spec.run_name, floor, added_up(spec.study))
         lists = DEPLOYED if spec.policy.deployed else SIMULATED
         self.sites = OpenSites(spec, deployed=lists is DEPLOYED)
         # what an engine asks of the sites' states between calls

@@ -15,7 +15,7 @@ from polyclinic.data.survey_study import numbers_for
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums.settings import floor_of
+from polyclinic.federation.sums.settings import EVALUATE, floor_of
 from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.gaussian_heads import GaussianHeads
 from polyclinic.methods.private_head import PrivateHead
@@ -81,7 +81,8 @@ def _kinds(study: Study, policy: Policy) -> Iterator[Refusal]:
         needless.add(SCORES)
     kept: dict[str, str] = {}
     for name, declared in operations_of(method).items():
-        kinds = ("masked", "shares", "keys") if is_secure and name in method.SUMMED else declared.releases
+        summed = is_secure and name in (*method.SUMMED, EVALUATE)
+        kinds = ("masked", "shares", "keys") if summed else declared.releases
         if declared.partner != "simulator":
             kept |= {kind: name for kind in kinds if kind not in {*policy.kinds, *needless} and kind not in kept}
     for kind, name in kept.items():

@@ -8,7 +8,7 @@ from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES, FEWEST, MOST_SITES, Federated
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import Method
 from polyclinic.privacy.settings import Facts, check_facts
@@ -155,8 +155,9 @@ CHECKS = (check_privacy, check_sums, check_kinds)
 
 
 def operations_of(method: Method) -> dict[str, Operation]:
-    """The operations of a method, by name."""
+    """The operations of a method, by name, but for those in which its scores are added up."""
     found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
+    found |= dict.fromkeys((ADD_SCORES, ADD_FINAL_SCORES))
     return {name: declared for name, declared in found.items() if isinstance(declared, Operation)}
 
 

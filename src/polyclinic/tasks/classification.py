@@ -25,6 +25,8 @@ TAIL = 256
 # (2 % of the score) up to margins of a thousand, where an overconfident one's lie. More bins would tell more
 # about single images; fewer would blur the AUC, which errs most where all scores crowd far from zero.
 EDGES = 0.05 * torch.sinh(torch.linspace(-10.6, 10.6, BINS - 1, dtype=torch.float64))
+#: of the cells that are added up, or get noise (`cells_of`)
+CELL_EDGES = EDGES[TAIL + NOISED_WIDTH - 1 : BINS - TAIL - 1 : NOISED_WIDTH].contiguous()
 
 
 class Classification(Task):
@@ -90,6 +92,14 @@ class Classification(Task):
         histograms = torch.stack(merged).reshape(rows.shape)
         confusion = task.round_counts(sums["confusion"], least) * bool(histograms[:, 1].any())
         return _told(confusion, histograms, confusion.sum())
+
+    def summable(self, sums: Sums, largest: float) -> Sums:
+        found = super().summable(sums, largest)
+        return {**found, "histograms": cells_of(sums["histograms"])} if "histograms" in sums else found
+
+    def opened(self, sums: Sums) -> Sums:
+        fine = {"histograms": bins_of(sums["histograms"])} if "histograms" in sums else {}
+        return {**sums, **fine}
 
     @property
     def can_be_noised(self) -> bool:

@@ -148,6 +148,15 @@ class Task(Settings):
             found[name] = mean.double() * told
         return {name: found[name] for name in sums}
 
+    def summable(self, sums: Sums, largest: float) -> Sums:
+        """The sums as they are added up in a secure sum: of numbers within `largest`, and where a table is of single
+        images nearly, in few cells."""
+        return {n: one.clamp(-largest, largest) if one.is_floating_point() else one for n, one in sums.items()}
+
+    def opened(self, sums: Sums) -> Sums:
+        """The sum of what `summable` gave, as `finish` takes it."""
+        return sums
+
     @property
     def can_be_noised(self) -> bool:
         """True where `noised` knows all sums of the task."""

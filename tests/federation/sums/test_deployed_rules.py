@@ -152,7 +152,7 @@ def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
     layer = SumSteps(SimpleNamespace(sums=company.sums, spec=None, sites=None))
     with pytest.raises(ParcelRejected, match="which the coordinator adds up; nobody else"):
         layer.arriving(SimpleNamespace(call=Call("ann", step, 1, to="bo")))
-    layer.arriving(SimpleNamespace(call=Call("ann", step, 1)))
+    layer.arriving(SimpleNamespace(call=Call("ann", step, 1, {}, {"sum_of": "answer"})))
 
 
 def test_two_names_with_one_pinned_key_count_as_one(company):

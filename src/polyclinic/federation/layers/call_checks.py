@@ -27,6 +27,7 @@ from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import FRONT, Operation, Parcels, Transaction, signature_of
 from polyclinic.federation.site import SiteState
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, EVALUATE
 
 if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost
@@ -75,8 +76,14 @@ class SumSteps(Layer):
         secret = call.operation in sums.secure_only
         if call.to != COORDINATOR and (secret or call.operation in sums.covered):
             raise ParcelRejected(f"'{call.operation}' is a part of a sum, which the coordinator adds up; nobody else")
+        if call.operation in sums.other_scores:
+            how = "are added up" if call.operation == EVALUATE else "leave each site by themselves"
+            raise ParcelRejected(f"'{call.operation}' was asked, and in this study scores {how}")
         if secret and sums.settings.sum != "secure":
             raise ParcelRejected(f"'{call.operation}' is a part of secure sums, and federation.sum is not 'secure'")
+        sum_of = call.arguments.get("sum_of", "")
+        if call.operation in sums.steps and not (isinstance(sum_of, str) and sum_of in sums.covered):
+            raise ParcelRejected(f"'{call.operation}' is a step of a sum, and {sum_of!r:.40} is none of this study")
 
 
 class RoundOfStudy(Layer):
@@ -196,8 +203,6 @@ BEGUN = "begun"
 #: times more that an operation may release scores of a round that was begun again after an interruption: another site
 #: may be missing then, and the model another one
 REPEATS = 2
-#: the operation that scores a model
-EVALUATE = "evaluate"
 
 
 class CallOrder(Layer):
@@ -218,7 +223,10 @@ class CallOrder(Layer):
             came = {name: parcel.digest for name, parcel in sorted(call.parcels.items())}
             transaction.asked = hashlib.sha256(json.dumps([asked_in_state(site, call), came]).encode()).hexdigest()
         answered, put_back = AnsweredCalls.at(site.folder / ANSWERED), call.site in self.sites.put_back
-        check_once(transaction, ledger, answered, self.course, put_back=put_back)
+        sums = len(self.host.sums.covered) if call.operation in self.host.sums.steps else 1
+        check_once(transaction, ledger, answered, self.course, put_back=put_back, sums=sums)
+        if call.operation == ADD_FINAL_SCORES and not self.course.may_end_in(call.round):
+            raise GateRefused(f"'{call.operation}' came in round {call.round}, and the run is not over")
         check_order(call, declared, ledger)
         begins = call.operation in self._begin
         if begins:
@@ -268,12 +276,19 @@ def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:
 
 
 def check_once(
-    transaction: Transaction, ledger: Ledger, answered: AnsweredCalls, course: Course, *, put_back: bool
+    transaction: Transaction,
+    ledger: Ledger,
+    answered: AnsweredCalls,
+    course: Course,
+    *,
+    put_back: bool,
+    sums: int = 1,
 ) -> None:
     """GateRefused, before the work, if an operation that a method asks once a round has released something in this one.
 
     Scores have a rule of their own. In a run that was put back, a call that was answered is answered again, the same;
-    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run.
+    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run. `sums`: how many sums of a
+    round it may be a step of, each of which is begun, agreed to and opened once (`site_memory`).
     """
     call, declared, asked = transaction.call, transaction.declared, transaction.asked
     if declared.repeats or (put_back and answered.has(call, asked)):
@@ -287,7 +302,7 @@ def check_once(
         most += course.may_end_in(call.round)  # after the last round the test images are scored, too
         if SCORES in declared.releases and put_back and answered.times(call) >= most:
             raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
-    elif ledger.times(call.round, call.operation) >= most:
+    elif ledger.times(call.round, call.operation) >= most * sums:
         raise GateRefused(f"'{call.operation}' has released what it made in round {call.round} already")
 
 
@@ -307,14 +322,16 @@ class AnsweredCalls(Notes):
         if self._times[int(round), operation] > 1:
             self._repeated += 1
             self._ended = min(self._ended, int(round)) if operation == EVALUATE else self._ended
+        if operation == ADD_FINAL_SCORES:
+            self._ended = min(self._ended, int(round))
 
     def has(self, call: Call, asked: str) -> bool:
-        return asked in self.of(f"{call.round} {call.operation} {call.to}")
+        return asked in self.of(f"{call.round} {_named(call)} {call.to}")
 
     def times(self, call: Call) -> int:
         """How many different calls of this operation were answered in this round."""
         self.refresh()
-        return self._times[call.round, call.operation]
+        return self._times[call.round, _named(call)]
 
     def repeated(self) -> int:
         """How many calls were answered of which the same operation had been answered in the same round before."""
@@ -328,7 +345,12 @@ class AnsweredCalls(Notes):
 
     def note(self, call: Call, asked: str) -> None:
         """The site answers this call."""
-        self.add(f"{call.round} {call.operation} {call.to}", asked)
+        self.add(f"{call.round} {_named(call)} {call.to}", asked)
+
+
+def _named(call: Call) -> str:
+    """The operation of a call, with the sum that it is a step of."""
+    return ":".join([call.operation, *filter(None, [call.arguments.get("sum_of")])])
 
 
 class ScoredWeights(Notes):

@@ -42,6 +42,7 @@ from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import SMALL, Parcels, Transaction
 from polyclinic.federation.policy import Policy
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES
 from polyclinic.federation.sums.site_sums import BOX
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
@@ -85,9 +86,15 @@ class ThroughGate(Layer):
             operation=call.operation,
             to=call.to,
             seal=None if call.to == COORDINATOR else lambda parcel: seal(site, parcel, call),
-            cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort else None,
+            cohort=count_patients(self.spec, transaction) if self._counts(transaction) else None,
             by_reference=self.host.by_reference,
         )
+
+    def _counts(self, transaction: Transaction) -> bool:
+        """Whether it matters how many patients are behind an answer; a site adds zeros where they would be too few."""
+        added = transaction.call.operation in (ADD_SCORES, ADD_FINAL_SCORES)
+        zeros = added and not any(bool(one.any()) for made in transaction.made for one in made.tensors.values())
+        return bool(self.spec.policy.min_cohort) and not zeros
 
     def _too_large(self, transaction: Transaction, parcel: Parcel) -> str:
         """Why a parcel, as the operation made it, has more numbers than it can need."""

@@ -29,6 +29,7 @@ from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import Parcels, Transaction, signature_of
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec, Site, SiteState
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES
 
 
 class CoveredByPrivacy(Layer):
@@ -110,6 +111,8 @@ class CoarseScores(Layer):
     """No score of training images leaves, and others as the site's policy says."""
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        if transaction.call.operation in (ADD_SCORES, ADD_FINAL_SCORES):
+            return parcels  # in few cells, and only the sum is seen
         return tuple(without_loss(coarse_scores(self.spec.policy, transaction, parcel)) for parcel in parcels)
 
 

@@ -9,13 +9,16 @@ such a key count, each key once. Where `liars` sites work with the coordinator, 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.policy import Policy
 from polyclinic.settings import Settings
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import StudyLike
 
 #: sites that fit into one sum of whole numbers: each site's share has 2^53, and 2^10 of these fit into 2^63
 MOST_SITES = 1024
@@ -54,6 +57,20 @@ class Federated(Settings):
     def fewest_of(self, sites: int) -> int:
         """How many of so many sites must be left for a secure sum to be opened."""
         return min(sites, math.floor(self.threshold * sites + 1e-9) + 1)
+
+
+#: the operation that scores a model and tells each site's figures, and those whose answers are added up in a secure
+#: sum: in a round, and once the run is over
+EVALUATE, ADD_SCORES, ADD_FINAL_SCORES = "evaluate", "add_scores", "add_final_scores"
+
+
+def added_up(study: StudyLike) -> dict[str, str]:
+    """What of a study's operations is added up, and how: where sums are secure, scores are, too, unless each site
+    has noise of its own on them."""
+    summed = dict(getattr(study.method, "SUMMED", {}))
+    noised = study.privacy is not None and study.privacy.score_noise is not None
+    secure = study.federation.sum == "secure" and not noised
+    return summed | (dict.fromkeys((ADD_SCORES, ADD_FINAL_SCORES), "secure sum") if secure else {})
 
 
 #: fewest sites of a secure sum, whatever a policy says: a sum of two shows each of them the other

@@ -37,7 +37,7 @@ from polyclinic.federation.sums.arithmetic import (
     sign_of,
     split_secret,
 )
-from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES, EVALUATE, Federated, Floor
 from polyclinic.federation.sums.site_memory import (
     OpenSum,
     at_step,
@@ -73,6 +73,10 @@ class SiteSums:
         self.covered = frozenset(self.summed) if settings.sum != "float" else frozenset()
         own = {name for name, one in vars(type(self)).items() if hasattr(one, "operation")}
         self.secure_only = own | {name for name, how in self.summed.items() if how == "secure sum"}
+        self.steps = frozenset(own)
+        #: how scores do not leave in this study: of each site, or added up
+        added = frozenset({ADD_SCORES, ADD_FINAL_SCORES})
+        self.other_scores = frozenset({EVALUATE}) if added <= self.covered else added
 
     # --- the steps before and after the answer -------------------------------------------------------
 

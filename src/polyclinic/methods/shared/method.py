@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
@@ -13,10 +15,12 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.layers.cohort import cohort
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, Work, operation
 from polyclinic.federation.site import Site
+from polyclinic.federation.sums.arithmetic import LARGEST
 from polyclinic.generators import Generator
 from polyclinic.methods.shared import local_training
 from polyclinic.models import Backbone, statistics_names
@@ -200,12 +204,36 @@ class Method(Settings):
 
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
-        is_private, shared = site.trainer.privacy is not None, {} if weights is None else weights
+        sums = yield self._scores(site, weights or {}, split, own)
+        return self._release_scores(site, split, sums) if sums else None
+
+    def _scores(self, site: Site, weights: Weights, split: str, own: Own) -> Score:
+        is_private = site.trainer.privacy is not None
         part: ImageSet = private.scored_images(site, split) if is_private else getattr(site.data, split)
-        sums = yield Score(site, part, shared, partial(self.score, site, part, shared, own))
-        if is_private and sums:
-            return private.release_scores(site, split, sums)
-        return Parcel("metrics", sums) if sums else None
+        return Score(site, part, weights, partial(self.score, site, part, weights, own))
+
+    def _release_scores(self, site: Site, split: str, sums: dict[str, Tensor]) -> Parcel | None:
+        is_private = site.trainer.privacy is not None
+        return private.release_scores(site, split, sums) if is_private else Parcel("metrics", sums)
+
+    @operation("metrics", plan=Score)
+    def add_scores(
+        self, site: Site, weights: Weights | None = None, split: str = "validation", own: Own = "current"
+    ) -> Work[Parcel | None]:
+        """Score a model on the site's images, in few cells; the figures of all sites are added up, and nobody sees one
+        site's. One without images, or with those of fewer than min_cohort patients, adds zeros."""
+        sums, task = (yield self._scores(site, weights or {}, split, own)), site.trainer.task
+        if not sums or cohort(site.data, split) < site.min_cohort:
+            sums = self.score(site, site.data.train.take(np.arange(1)), weights or {}, own)
+            sums = {name: torch.zeros_like(one) for name, one in sums.items()}
+        return self._release_scores(site, split, task.summable(sums, LARGEST / 2.0**site.study.federation.bits))
+
+    @operation("metrics", plan=Score)
+    def add_final_scores(
+        self, site: Site, weights: Weights | None = None, split: str = "test", own: Own = "current"
+    ) -> Work[Parcel | None]:
+        """Score the finished model on the site's images, once; the figures of all sites are added up."""
+        return (yield from self.add_scores(site, weights, split, own))
 
     @classmethod
     def scores_one_model(cls, trainer: TrainerLike) -> bool:

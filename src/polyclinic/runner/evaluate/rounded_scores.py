@@ -13,12 +13,12 @@ from torch import Tensor
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.metrics.statistics.disclosure import step_above
 from polyclinic.tasks import Target, Task
-from polyclinic.tasks.classification import BINS, TAIL, WIDTH
+from polyclinic.tasks.classification import BINS, TAIL, WIDTH, cells_of
 
 #: what to say beside such intervals
 ROUNDED = (
-    "the sites' policies round scores: each figure lies between these bounds, for certain; how it would be for other "
-    "patients, the sites tell with evaluation.statistics = true"
+    "scores leave the sites in coarse steps: each figure lies between these bounds, for certain; how it would be for "
+    "other patients, the sites tell with evaluation.statistics = true"
 )
 MOST_PAIRS = (
     4_000_000  #: of cells, beyond which the bounds of an AUC take too long: 60 sites with all cells they can have
@@ -57,9 +57,31 @@ def _plain(found: Mapping[str, Interval]) -> JsonObject:
     return {name: {"low": low, "high": high} for name, (low, high) in found.items()}
 
 
+def intervals_of_cells(task: Task, sums: Sums) -> JsonObject:
+    """The same tables of scores that were added up in cells (`Classification.summable`): counts are exact, and an AUC
+    depends on the order of images in a cell. Empty where the task has no such cells."""
+    if "histograms" not in sums:
+        return {}
+    exact = {name: (value, value) for name, value in task.finish(dict(sums)).items()}
+    cells = cells_of(sums["histograms"]).double()
+    ends = []
+    for others, own in cells[1:] if len(cells) == 2 else cells:
+        if not (pairs := float(others.sum() * own.sum())):
+            continue
+        below = float((own * (others.cumsum(0) - others)).sum())
+        ends.append((below / pairs, (below + float((own * others).sum())) / pairs))
+    if ends:
+        low, high = np.mean(ends, axis=0).tolist()
+        exact["auc"] = (low, high)
+    return {"pooled": _plain(exact), "mean": {}, "per_site": {}}
+
+
 def in_words(intervals: JsonMapping, name: str) -> str:
     """An interval as a table has it."""
-    return f"{intervals[name]['low']:.2f} to {intervals[name]['high']:.2f}" if name in intervals else "-"
+    if name not in intervals:
+        return "-"
+    low, high = intervals[name]["low"], intervals[name]["high"]
+    return f"{low:.3f}" if low == high else f"{low:.2f} to {high:.2f}"
 
 
 def extreme(values: np.ndarray, low: np.ndarray, high: np.ndarray, sign: int) -> float:

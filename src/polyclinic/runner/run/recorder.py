@@ -17,6 +17,7 @@ from polyclinic.errors import Damaged
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.sums.coordinator_sums import ALL_SITES
 from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.runner.run.advice import Watch
@@ -138,7 +139,7 @@ class Recorder(Observer):
         every, last = self.study.evaluation.every, federation.round == self.study.method.rounds
         if not every or (federation.round % every and not last):
             return
-        replies = federation.ask_all("evaluate", sites=federation.sites, weights=weights, split="validation")
+        replies = federation.ask_scores(weights, "validation")
         self._validation = score(self.study.task, replies)
         pooled = (self._validation or {}).get("pooled", {})
         rank = self.study.task.rank(pooled, self.study.evaluation.metric)
@@ -242,11 +243,12 @@ def _round_of(text: str) -> int:
 
 
 def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:
-    """Metrics pooled over all images, as a mean over the sites, and of each site; None if no site has images."""
+    """Metrics pooled over all images, as a mean over the sites, and of each site; None if no site has images. Where
+    scores are added up, the pooled ones are all that is known."""
     sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
     if not sums:
         return None
-    per_site = {site: task.finish(of_site) for site, of_site in sums.items()}
+    per_site = {site: task.finish(of_site) for site, of_site in sums.items() if site != ALL_SITES}
     return {
         "pooled": task.finish(functools.reduce(task.add, sums.values())),
         "mean": mean_of(list(per_site.values())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from polyclinic import __version__
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, Weights
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.sums.coordinator_sums import ALL_SITES
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.account import summary
 from polyclinic.run_folder import check_whole
@@ -148,25 +152,42 @@ OF_ALL = "mean over the sites' models, each on the images of all sites"
 OF_OWN = "all images together, each judged by its own site's model only"
 
 
-def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> JsonObject:
+def judged(assembly: Assembly, model: Mapping[str, Tensor], split: str) -> list[Reply]:
+    """What each simulated site would say of a model: the simulator looks, where sites let out nothing but sums."""
+    found, trainer_of, opened = [], functools.cache(assembly.trainer), assembly.open_images()
+    for site in assembly.prepared.names:
+        trainer, part = trainer_of(assembly.backbones.get(site)), getattr(opened(site), split)
+        if len(part):
+            trainer.load(model)
+            found.append(Reply(site, (Parcel("metrics", trainer.evaluate(part)),)))
+    return found
+
+
+def final_metrics(federation: Federation, assembly: Assembly, models: Models, personal: bool) -> JsonObject:
     """Metrics of the released models on test images, computed once. Where each site has a model of its own, `test` is
     the mean over the models, each on the images of all sites, and `per_site` is each site's model on its own images.
 
     With `evaluation.final = "validation"` the same on validation images, as `validation`; nothing is tested. With
     "none" no site is asked.
     """
+    study, simulated = assembly.study, federation.engine.simulation
     split = study.evaluation.final
     if split == "none":
         return _tables("test", {"pooled": {}, "mean": {}, "per_site": {}})
     if "" in models:
         part = whose_part(study, personal)
-        replies = federation.ask_all("evaluate", weights=models[""], split=split, own=part)
+        replies = federation.ask_scores(models[""], split, final=True, own=part)
+        if federation.adds_scores and simulated:
+            replies = judged(assembly, models[""], split)
         tables = _tables(split, score(study.task, replies) or {"pooled": {}, "mean": {}, "per_site": {}})
-        if federation.engine.simulation or has_noised_scores(study):
+        if simulated or has_noised_scores(study):
             return tables
-        from polyclinic.runner.evaluate.rounded_scores import rounding_intervals
+        from polyclinic.runner.evaluate.rounded_scores import intervals_of_cells, rounding_intervals
 
         sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
+        if federation.adds_scores:
+            found = intervals_of_cells(study.task, sums[ALL_SITES]) if sums else {}
+            return {**tables, **({"rounding": {"split": split, **found}} if found else {})}
         found = rounding_intervals(study.task, federation.trainer.target, sums)
         if found:
             return {**tables, "rounding": {"split": split, **found}}
@@ -176,7 +197,10 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
         }
     of_model = {}
     for site, weights in models.items():
-        replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
+        if federation.adds_scores:
+            replies = judged(assembly, weights, split)
+        else:
+            replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
         of_model[site] = score(study.task, replies) or {"pooled": {}, "per_site": {}}
     own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}

@@ -203,7 +203,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()
         models = released_models(federation, recorder, last)
-        metrics = final_metrics(federation, study, models, bool(trainer.local_names))
+        metrics = final_metrics(federation, assembly, models, bool(trainer.local_names))
         take_counts(metrics, parts.info, study.evaluation.final)
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
