@@ -130,7 +130,7 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "engine.durable": (["engine.checkpoint_every=0"], ["false"]),
     "engine.quorum": (["engine.on_failure=stop"], ["0.9"]),
     "method.liars": ([], ["0.1"]),
-    "federation.bits": ([], ["20"]),
+    "federation.bits": (["federation.sum=float"], ["20"]),
     "poisoning.share": (["poisoning.sites=['north']", "poisoning.attack=scale"], ["0.5"]),
     "poisoning.patch": (["poisoning.sites=['north']", "poisoning.attack=scale"], ["3"]),
     "poisoning.factor": (["poisoning.sites=['north']", "poisoning.attack=label-flip"], ["3"]),
