@@ -9,16 +9,13 @@ such a key count, each key once. Where `liars` sites work with the coordinator, 
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.policy import Policy
 from polyclinic.settings import Settings
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import StudyLike
 
 #: sites that fit into one sum of whole numbers: each site's share has 2^53, and 2^10 of these fit into 2^63
 MOST_SITES = 1024
@@ -64,8 +61,8 @@ class Federated(Settings):
 EVALUATE, ADD_SCORES, ADD_FINAL_SCORES = "evaluate", "add_scores", "add_final_scores"
 
 
-def added_up(study: StudyLike) -> dict[str, str]:
-    """What of a study's operations is added up, and how: where sums are secure, scores are, too, unless each site
+def added_up(study: Any) -> dict[str, str]:
+    """What of the operations of a study (`StudyLike`) is added up, and how: where sums are secure, scores are, too, unless each site
     has noise of its own on them."""
     summed = dict(getattr(study.method, "SUMMED", {}))
     noised = study.privacy is not None and study.privacy.score_noise is not None
