@@ -62,8 +62,8 @@ EVALUATE, ADD_SCORES, ADD_FINAL_SCORES = "evaluate", "add_scores", "add_final_sc
 
 
 def added_up(study: Any) -> dict[str, str]:
-    """What of the operations of a study (`StudyLike`) is added up, and how: where sums are secure, scores are, too, unless each site
-    has noise of its own on them."""
+    """What of the operations of a study (`StudyLike`) is added up, and how: where sums are secure, scores are, too,
+    unless each site has noise of its own on them."""
     summed = dict(getattr(study.method, "SUMMED", {}))
     noised = study.privacy is not None and study.privacy.score_noise is not None
     secure = study.federation.sum == "secure" and not noised
