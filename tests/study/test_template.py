@@ -19,6 +19,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 from polyclinic.models.nnunet_plans import read_plans, write_plans
+from polyclinic.models.topology import topology
 from polyclinic.models.volume_plan import plan_of
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study, parse_study
@@ -288,3 +289,26 @@ def test_a_structure_that_the_last_hospital_alone_has_is_found(tmp_path):
             nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), case / f"{name}.nii.gz")
     done = CliRunner().invoke(app, ["study", "new", str(tmp_path / "study.toml"), "--for", str(tmp_path / "own")])
     assert "values of masks 1, 5" in done.output
+
+
+def test_a_plan_is_written_by_a_command(tmp_path):
+    tables = {
+        "data": {"source": "brain-volumes", "size": [32, 32, 16], "preparation": {"spacing": [1.0, 1.0, 2.0]}},
+        "task": {"name": "volume-segmentation"},
+        "model": {"backbone": "dynunet", "norm": "instance", "arguments": {"filters": [4, 8, 16, 16]}},
+        "optimizer": {"batch_size": 3},
+        "sites": {"partition": "iid", "count": 2},
+        "method": {"name": "fedavg"},
+    }
+    study = tmp_path / "study.toml"
+    study.write_text(parse_study(tables).to_toml())
+    plans = tmp_path / "new" / "nnUNetPlans.json"
+    command = ["data", "inspect", str(study), "--plans", str(plans), "--no-picture"]
+    done = CliRunner().invoke(app, [*command, "--set", "data.samples=6", "--set", "data.shape=[16,16,16]"])
+    assert done.exit_code == 0, done.output
+    found = read_plans(plans)
+    assert (found.size, found.spacing, found.batch_size) == ((32, 32, 16), (1.0, 1.0, 2.0), 3)
+    assert found.stages.filters == (4, 8, 16, 16)
+    assert found.stages.strides == topology((32, 32, 16), (1.0, 1.0, 2.0)).strides
+    done = CliRunner().invoke(app, [*command, "--set", "model.backbone=segresnet", "--set", "model.arguments={}"])
+    assert "nnU-Net plans model.backbone = 'dynunet'" in str(done.exception)

@@ -146,3 +146,18 @@ def test_many_cases_take_no_more_memory_and_change_no_patch(monkeypatch):
     assert torch.equal(found, wanted)
     assert len(own._middles) == 2
     assert all(one.base is None for both in own._middles.values() for one in both)  # a view would keep all voxels
+
+
+def test_a_batch_in_parts_takes_the_same_step():
+    part, found = part_of([(20, 20, 10)] * 3), []
+    for parts in (1, 2, 9):
+        own = trainer(accumulate=parts).with_optimizer(Optimizer(batch_size=3))
+        seen = []
+        own.model.register_forward_hook(lambda module, given, output, seen=seen: seen.append(len(given[0])))
+        optimizer = torch.optim.SGD(own.model.parameters(), lr=0.1)
+        loss = own.train(own.batches(part, torch_rng("train")), 1, optimizer)
+        found.append((loss, own.weights()["output_block.conv.conv.weight"]))
+        assert seen == {1: [3], 2: [2, 1], 9: [1, 1, 1]}[parts]
+    for loss, weights in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5)
+        torch.testing.assert_close(weights, found[0][1])

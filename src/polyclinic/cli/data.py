@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
+from polyclinic.errors import BadInput
 from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
@@ -82,6 +84,9 @@ def inspect(
     federated: bool = typer.Option(
         False, "--federated", help="Ask the sites as `deploy inspect` does: counts, through their gates."
     ),
+    plans: Path | None = typer.Option(
+        None, help="Volumes: write the study's plan, or the one agreed with --federated, as an nnUNetPlans.json here."
+    ),
 ) -> None:
     """Count the images of every site and class, measure how sites differ, and draw both."""
     from rich.console import Console
@@ -95,10 +100,18 @@ def inspect(
     study, target = load_study(path, sets), out or Path(f"{path.stem}_sites.png")
     if picture and not as_json:
         check_place(target)
+    if plans is not None:
+        if not study.data.volumes:
+            raise BadInput("--plans: goes with a study of volumes; leave it out")
+        check_place(plans, "--plans")
+        if not federated:
+            _write_plans(study.as_tables(), plans)
     if federated:
         from polyclinic.runner.evaluate.inspect import inspect_federated
 
         found = inspect_federated(study)
+        if plans is not None:
+            _write_plans(found["plan"], plans)
         if as_json:
             typer.echo(json.dumps(found, indent=1))
         else:
@@ -125,6 +138,14 @@ def inspect(
         console.print(f"picture: {target}")
         if said := draw_doubles(study.data, target.with_name(f"{target.stem}_doubles.png")):
             console.print(said)
+
+
+def _write_plans(tables: Mapping[str, Any], path: Path) -> None:
+    from polyclinic.models.nnunet_plans import write_plans
+    from polyclinic.models.volume_plan import plan_in
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_plans(plan_in(tables), path)
 
 
 @app.command("clean")

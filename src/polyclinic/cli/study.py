@@ -161,6 +161,7 @@ def check(
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """Sentences about a study that can run."""
     from polyclinic.runner.run.data_check import check_files, check_images, data_hints
+    from polyclinic.runner.run.volume_memory import memory_sentence
     from polyclinic.study import load_study
     from polyclinic.study.unused import notice_ignored
 
@@ -181,4 +182,4 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
         from polyclinic.deployment.kits import foreseen_refusals
 
         found += foreseen_refusals(study, Path("deployment"))
-    return [fine, *found]
+    return [fine, *found, *filter(None, [memory_sentence(study)])]

@@ -1,12 +1,13 @@
 """Spacing, patch, batch and network of volumes by nnU-Net's published rules (Isensee et al. 2021; nnunetv2's default
 planner for 3d_fullres), from the spacings and extents of cases."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from polyclinic.errors import BadInput
 from polyclinic.models.topology import SMALLEST_MAP, Topology, topology
 
 #: how many times coarser than the others an axis is, and how much shorter, where it keeps fine voxels
@@ -40,6 +41,19 @@ class VolumePlan:
             "model": {"backbone": "dynunet", "norm": "instance", "arguments": named},
             "optimizer": {"batch_size": self.batch_size},
         }
+
+
+def plan_in(tables: Mapping[str, Any]) -> VolumePlan:
+    """The plan that the tables of a study, or of `as_tables`, say; BadInput where they say none."""
+    size, spacing = tables["data"]["size"], tables["data"].get("preparation", {}).get("spacing")
+    if tables["model"]["backbone"] != "dynunet" or not spacing:
+        raise BadInput("--plans: nnU-Net plans model.backbone = 'dynunet' and data.preparation.spacing; set both")
+    given, usual = tables["model"].get("arguments", {}), topology(size, spacing)
+    strides, kernels = (given.get(name, getattr(usual, name)) for name in ("strides", "kernels"))
+    filters = given.get("filters", usual.filters)[: len(strides)]
+    turned = [tuple(tuple(map(int, one)) for one in some) for some in (kernels[: len(strides)], strides)]
+    stages = Topology(turned[0], turned[1], tuple(filters))
+    return VolumePlan(tuple(spacing), tuple(size), tables["optimizer"]["batch_size"], stages)
 
 
 def plan_of(spacings: np.ndarray, extents: np.ndarray, memory: float = 8.0) -> VolumePlan:

@@ -61,6 +61,7 @@ NEWER: tuple[tuple[str, str, Any], ...] = (
     ("model", "weights", RANDOM),
     ("optimizer", "batch_sizes", {}),
     ("policy", "shares", "equal"),
+    ("task", "accumulate", 1),
 )
 
 

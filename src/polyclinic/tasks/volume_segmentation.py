@@ -59,6 +59,12 @@ class VolumeSegmentation(Task):
         le=1,
         description="share of the patches whose middle lies in a structure; the others lie anywhere else",
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="parts in which a batch goes through the network before a step is taken: the same step (but for "
+        "batch norm) with less memory",
+    )
     overlap: float = Field(
         0.5, ge=0, lt=1, description="share by which windows overlap when a whole volume is predicted"
     )

@@ -237,17 +237,22 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             if learn is not None:
                 loss = learn(images, targets)
-            elif objective is not None:
-                loss = objective(images, targets)
-                loss.backward()
             else:
-                loss = self.loss(self.forward(images, model), targets, class_weights)
-                loss.backward()
+                loss = self.learn(images, targets, objective or self._objective_of(model, class_weights))
             if correct is not None:
                 correct(model)
             optimizer.step()
             total += loss.detach()
         return float(total) / steps
+
+    def learn(self, images: Tensor, targets: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The loss of a batch, whose gradients lie in the network then."""
+        loss = objective(images, targets)
+        loss.backward()
+        return loss
+
+    def _objective_of(self, model: nn.Module, class_weights: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda images, targets: self.loss(self.forward(images, model), targets, class_weights)
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():

@@ -6,7 +6,7 @@ in which sites work. Volumes stay on disk; of each, only the patch is read.
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,15 @@ class VolumeTrainer(Trainer):
                 self._middles.popitem()
             self._middles[volume] = inside if len(inside) else outside, outside if len(outside) else inside
         return self._middles[volume]
+
+    def learn(self, images: Tensor, targets: Tensor, objective: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """As for images, with as many patches at once as `task.accumulate` parts of a batch have."""
+        total, parts = torch.zeros((), device=self.device), min(self.task.accumulate, len(images))
+        for some, theirs in zip(images.tensor_split(parts), targets.tensor_split(parts), strict=True):
+            loss = objective(some, theirs) * (len(some) / len(images))
+            loss.backward()
+            total += loss.detach()
+        return total
 
     # --- evaluation -------------------------------------------------------------------------------
 

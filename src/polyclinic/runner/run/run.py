@@ -39,6 +39,7 @@ from polyclinic.runner.run.result import (
     take_counts,
     whose_part,
 )
+from polyclinic.runner.run.volume_memory import memory_sentence
 from polyclinic.study import Study, load_run_study
 from polyclinic.study.reading import DIGESTS, load_checked, note_plugins
 
@@ -75,6 +76,8 @@ def run(
         note_plugins(folder, study)
         if words := assembly.note_weights():
             display.noted(words)
+        if study.data.volumes and device_of(study.engine.device) != "cpu":
+            display.noted(memory_sentence(study, torch.cuda.mem_get_info()[0] / 1e9))
         atomic_write(folder / "study.toml", run_folder.with_own_digest(study.to_toml()), durable=durable)
         if study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
             from polyclinic.runner.run.nvflare_simulation import run_simulated
