@@ -1,4 +1,5 @@
-"""`pages/claims.md`, a table for each paper, and `pages/reasons.md`, why some did not hold; written from the records.
+"""`pages/claims.md`, a table for each paper, and `pages/reasons.md`, why some did not hold and what to know of others;
+written from the records.
 
 python -m polyclinic_lab.page
 """
@@ -28,7 +29,7 @@ to its record: all values, the rule, settings, data, machine, minutes and commit
 - `*`: the rule was written when a result was known. `†`: the study has changed since the record.
 """
 REASONS = """\
-# Why some claims did not hold
+# Why some claims did not hold, and reserves about some that did
 
 Written by `python -m polyclinic_lab.page`. Experiments that change one thing each, with rules of their own; *yes* means
 that it is a reason. [All claims](claims.md).
@@ -110,13 +111,15 @@ def _parts(claim: Claim, found: JsonObject) -> str:
 def _reasons(kept: Kept) -> Iterator[str]:
     """Findings of the experiments that look for the reason why a claim did not hold."""
     for claim in CLAIMS.values():
-        experiments = [one for one in CLAIMS.values() if one.decides == claim.name]
-        if experiments:
-            verdicts = [
-                f"`{one.name}` {', '.join(_verdict(one, scale, kept) for scale in SCALES if (one.name, scale) in kept)}"
-                for one in experiments
-            ]
-            told = f"**{claim.name}**: {claim.finding} Tried: {'; '.join(verdicts)}."
+        verdicts = [
+            f"`{one.name}` {', '.join(_verdict(one, scale, kept) for scale in found) or 'not run'}"
+            for one in CLAIMS.values()
+            if one.decides == claim.name
+            for found in [[scale for scale in SCALES if (one.name, scale) in kept]]
+        ]
+        if verdicts or (claim.finding and not claim.decides):
+            tried = f" Tried: {'; '.join(verdicts)}." if verdicts else ""
+            told = f"**{claim.name}**: {claim.finding}{tried}"
             yield "\n".join(["", *textwrap.wrap(told, 118, break_long_words=False, break_on_hyphens=False)])
 
 

@@ -111,7 +111,7 @@ def test_an_unknown_claim_gets_a_hint() -> None:
 def test_the_rule_of_an_experiment_came_first_and_its_claim_says_what_was_found() -> None:
     experiments = [claim for claim in CLAIMS.values() if claim.decides]
     assert not any(claim.post_hoc for claim in experiments if claim.arms)  # arithmetic may have been known
-    assert {claim.name for claim in CLAIMS.values() if claim.finding} == {claim.decides for claim in experiments}
+    assert {claim.name for claim in CLAIMS.values() if claim.finding} >= {claim.decides for claim in experiments}
 
 
 @pytest.mark.parametrize(("name", "scale"), records())

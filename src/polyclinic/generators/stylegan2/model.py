@@ -187,6 +187,8 @@ class StyleGAN2Model(AdversarialModel):
     @torch.no_grad()
     def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
         labels = check_labels(as_tensor(labels), len(labels), self.target)
+        if not len(labels):  # a GPU cannot reshape what has no images
+            return torch.zeros(0, self.channels, self.size, self.size, dtype=torch.uint8)
         network, random = self.average.eval(), RandomSource(rng, self.device)
         made = []
         for some in labels.split(SAMPLED_AT_ONCE):
