@@ -15,7 +15,7 @@ from processes import kill, start, wait_for
 from rich.console import Console
 from safetensors.torch import load_file
 
-from polyclinic import cli, progress
+from polyclinic import cli, files, progress
 from polyclinic.cli import display as displays
 from polyclinic.cli.display import RunDisplay
 from polyclinic.engines import worker_process
@@ -24,22 +24,6 @@ from polyclinic.errors import BadInput, Damaged, StorageFailed
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.checkpoint import read_manifest
 from polyclinic.federation.ledger.ledger import LedgerBroken
-from polyclinic.files import (
-    PARTIAL,
-    append,
-    atomic_file,
-    atomic_folder,
-    atomic_write,
-    check_place,
-    decode_tensors,
-    lock,
-    make_folder_durable,
-    make_private,
-    read_json,
-    read_tensors,
-    storage_sentence,
-    write_tensors,
-)
 from polyclinic.progress import listening, tell, time_left
 from polyclinic.run_folder import check_whole, with_own_digest
 from polyclinic.runner.run.run import run
@@ -52,28 +36,28 @@ def names(folder):
 @pytest.mark.parametrize(("content", "written"), [("Größe\r\n", "Größe\r\n".encode()), (b"\x00\n", b"\x00\n")])
 def test_a_file_is_written_and_replaced(tmp_path, content, written):
     for _ in range(2):
-        atomic_write(tmp_path / "file", content)
+        files.atomic_write(tmp_path / "file", content)
         assert (tmp_path / "file").read_bytes() == written
     assert names(tmp_path) == ["file"]
 
 
 def test_content_is_put_at_the_end_of_a_file_whatever_the_system_takes_at_once(tmp_path, monkeypatch):
-    append(tmp_path / "file", b"one\n")
+    files.append(tmp_path / "file", b"one\n")
 
     class Reluctant(io.FileIO):
         def write(self, content):
             return super().write(content[:3])
 
     monkeypatch.setattr("polyclinic.files.open", lambda path, mode, buffering: Reluctant(path, mode), raising=False)
-    append(tmp_path / "file", b"and another\n")
+    files.append(tmp_path / "file", b"and another\n")
     assert (tmp_path / "file").read_bytes() == b"one\nand another\n"
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
-    atomic_write(tmp_path / "file", "old")
+    files.atomic_write(tmp_path / "file", "old")
 
     def write_half():
-        with atomic_file(tmp_path / "file") as partial:
+        with files.atomic_file(tmp_path / "file") as partial:
             partial.write_text("ne")
             raise OSError("no room")
 
@@ -85,70 +69,70 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
 
 @pytest.mark.slow
 def test_a_kill_leaves_the_old_file_and_the_next_write_is_whole(tmp_path):
-    atomic_write(tmp_path / "file", "old")
+    files.atomic_write(tmp_path / "file", "old")
     process = start(_die_half_way, tmp_path / "file")
     process.join()
     assert process.exitcode == 3
     assert (tmp_path / "file").read_text() == "old"
-    assert names(tmp_path) == ["file", f"file{PARTIAL}"]
-    atomic_write(tmp_path / "file", "new")
+    assert names(tmp_path) == ["file", f"file{files.PARTIAL}"]
+    files.atomic_write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
     assert names(tmp_path) == ["file"]
 
 
 def _die_half_way(path):
-    with atomic_file(path) as partial:
+    with files.atomic_file(path) as partial:
         partial.write_text("ne")
         os._exit(3)
 
 
 def test_private_files_and_folders_are_never_readable_by_others(tmp_path):
-    (tmp_path / f"key{PARTIAL}").touch(mode=0o644)  # left by somebody else
-    atomic_write(tmp_path / "key", "secret", private=True)
+    (tmp_path / f"key{files.PARTIAL}").touch(mode=0o644)  # left by somebody else
+    files.atomic_write(tmp_path / "key", "secret", private=True)
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     (tmp_path / "kit" / "startup").mkdir(parents=True)
     script = tmp_path / "kit" / "startup" / "start.sh"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    make_private(tmp_path / "kit")
+    files.make_private(tmp_path / "kit")
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "kit", script.parent, script)] == [0o700] * 3
 
 
 def test_tensors_that_share_memory_are_written_and_come_back_in_order(tmp_path):
     whole = torch.arange(6.0).reshape(2, 3)
     tensors = {"whole": whole, "again": whole, "across": whole.T}
-    write_tensors(tmp_path / "file", tensors)
+    files.write_tensors(tmp_path / "file", tensors)
     for name, tensor in load_file(tmp_path / "file").items():
         assert torch.equal(tensor, tensors[name])
     assert names(tmp_path) == ["file"]
     # `safetensors.torch.load` has another order in every call, and replayed images would change with it.
     sites = [f"site-{number}" for number in range(50)]
-    write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
+    files.write_tensors(tmp_path / "many.safetensors", {name: torch.zeros(2) for name in reversed(sites)})
     content = (tmp_path / "many.safetensors").read_bytes()
-    orders = {tuple(decode_tensors(content)) for _ in range(5)}
+    orders = {tuple(files.decode_tensors(content)) for _ in range(5)}
     assert orders == {tuple(sorted(sites))}
-    assert tuple(read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))
+    assert tuple(files.read_tensors(tmp_path / "many.safetensors")) == tuple(sorted(sites))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells which files are mapped")
 def test_a_file_that_was_read_is_not_held(tmp_path):
     """Windows would refuse to remove it, as it would the one that is mapped here."""
-    write_tensors(tmp_path / "file", {"a": torch.arange(100_000.0)})
+    files.write_tensors(tmp_path / "file", {"a": torch.arange(100_000.0)})
     mapped = load_file(tmp_path / "file")
     assert f"{tmp_path}/file" in Path("/proc/self/maps").read_text()
     del mapped
-    read = read_tensors(tmp_path / "file")
+    read = files.read_tensors(tmp_path / "file")
     assert f"{tmp_path}/file" not in Path("/proc/self/maps").read_text()
     assert torch.equal(read["a"], torch.arange(100_000.0))
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path):
-    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "entry"):
+    with pytest.raises(KeyboardInterrupt), files.atomic_folder(tmp_path / "entry"):
         raise KeyboardInterrupt
     assert names(tmp_path) == []
-    (tmp_path / f".entry{PARTIAL}").mkdir()
-    (tmp_path / f".entry{PARTIAL}" / "left by an earlier attempt").touch()
-    with atomic_folder(tmp_path / "entry") as partial:
+    (tmp_path / f".entry{files.PARTIAL}").mkdir()
+    (tmp_path / f".entry{files.PARTIAL}" / "left by an earlier attempt").touch()
+    with files.atomic_folder(tmp_path / "entry") as partial:
         (partial / "a").touch()
         assert not (tmp_path / "entry").exists()
     assert names(tmp_path) == ["entry"]
@@ -158,29 +142,29 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
 def test_a_lock_is_held_until_its_process_is_gone(tmp_path):
     holder = start(_hold, tmp_path / "lock", tmp_path / "held")
     wait_for((tmp_path / "held").exists)
-    with pytest.raises(TimeoutError), lock(tmp_path / "lock", wait=0):
+    with pytest.raises(TimeoutError), files.lock(tmp_path / "lock", wait=0):
         pass
     kill(holder)
-    with lock(tmp_path / "lock"):
+    with files.lock(tmp_path / "lock"):
         pass
 
 
 def _hold(path, told):
-    with lock(path):
+    with files.lock(path):
         told.touch()
         time.sleep(3600)
 
 
 def test_a_place_where_nothing_can_be_made_is_said_before_anybody_works(tmp_path, monkeypatch):
-    check_place(tmp_path / "new" / "run")
+    files.check_place(tmp_path / "new" / "run")
     (tmp_path / "draw.py").write_text("")
     with pytest.raises(BadInput, match=r"draw.py is a file, not a folder; name another place"):
-        check_place(tmp_path / "draw.py" / "x")
+        files.check_place(tmp_path / "draw.py" / "x")
     with pytest.raises(BadInput, match=r"^--out: the name 'ééé.* has over 255 bytes"):
-        check_place(tmp_path / ("é" * 128) / "run")
+        files.check_place(tmp_path / ("é" * 128) / "run")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(BadInput, match="cannot be written; name another place"):
-        check_place(tmp_path / "new")
+        files.check_place(tmp_path / "new")
 
 
 def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypatch):
@@ -192,10 +176,10 @@ def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypa
     assert capsys.readouterr().err == (
         "runs/x/history.jsonl: No space left on device; make room, then do this again or go on with --resume\n"
     )
-    assert storage_sentence(OSError("odd")) == "odd"
+    assert files.storage_sentence(OSError("odd")) == "odd"
 
 
-@pytest.mark.parametrize("read", [read_json, read_tensors, read_manifest])
+@pytest.mark.parametrize("read", [files.read_json, files.read_tensors, read_manifest])
 def test_a_folder_in_the_place_of_a_file_and_brackets_without_end_are_damage(read, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "brackets").write_bytes(b"[" * 100_000)
@@ -207,7 +191,7 @@ def test_a_folder_in_the_place_of_a_file_and_brackets_without_end_are_damage(rea
 def test_tensors_that_cannot_be_written_name_their_file(tmp_path):
     (tmp_path / "state.safetensors.partial").mkdir()
     with pytest.raises((StorageFailed, OSError), match="state"):
-        write_tensors(tmp_path / "state.safetensors", {"a": torch.zeros(2)})
+        files.write_tensors(tmp_path / "state.safetensors", {"a": torch.zeros(2)})
 
 
 def test_which_errors_of_a_simulated_site_end_the_run():
@@ -222,10 +206,10 @@ def test_which_errors_of_a_simulated_site_end_the_run():
 def test_every_new_folder_is_synced_in_the_one_above(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr("polyclinic.files.sync_folder", synced.append)
-    make_folder_durable(tmp_path / "a" / "b" / "c")
+    files.make_folder_durable(tmp_path / "a" / "b" / "c")
     assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
     synced.clear()
-    make_folder_durable(tmp_path / "a" / "b" / "c")
+    files.make_folder_durable(tmp_path / "a" / "b" / "c")
     assert synced == []
 
 
@@ -242,11 +226,11 @@ def test_a_text_with_its_own_digest(tmp_path):
 
 def test_tensors_that_were_written_as_another_file_are_damage(tmp_path):
     for version in (1, 2):
-        write_tensors(tmp_path / f"state-{version}.safetensors", {"a": torch.full((2,), version)}, placed=True)
+        files.write_tensors(tmp_path / f"state-{version}.safetensors", {"a": torch.full((2,), version)}, placed=True)
     (tmp_path / "state-1.safetensors").write_bytes((tmp_path / "state-2.safetensors").read_bytes())
-    assert read_tensors(tmp_path / "state-2.safetensors")["a"].tolist() == [2, 2]
+    assert files.read_tensors(tmp_path / "state-2.safetensors")["a"].tolist() == [2, 2]
     with pytest.raises(Damaged, match=r"it holds what was written as .*/state-2\.safetensors"):
-        read_tensors(tmp_path / "state-1.safetensors")
+        files.read_tensors(tmp_path / "state-1.safetensors")
 
 
 @pytest.mark.parametrize("command", [["report"], ["predict", "a.png"], ["ledger", "verify"], ["forgetting"]])

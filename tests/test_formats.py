@@ -22,17 +22,6 @@ from polyclinic.cli import run_app
 from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.call import Call
-from polyclinic.run_folder import (
-    DIGESTS,
-    FINISHED,
-    RUN_FORMAT,
-    WORKERS,
-    check_format,
-    check_whole,
-    read_result,
-    run_lock,
-    worker_lock,
-)
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study, parse_study
 
@@ -72,7 +61,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_weights(kept):
         )
         for site in ("site-1", "site-2"):  # the lines that the older version wrote are unsigned
             assert releases(Path("interrupted"), site) == releases(undisturbed.folder, site)
-    assert json.loads(Path("interrupted/format.json").read_text())["format"] == RUN_FORMAT
+    assert json.loads(Path("interrupted/format.json").read_text())["format"] == run_folder.RUN_FORMAT
 
 
 def test_a_setting_that_is_gone_is_refused_in_a_study_and_read_in_a_run_folder(kept, capsys):
@@ -174,13 +163,13 @@ def test_a_newer_model_file_is_refused_away_from_its_folder(tmp_path, capsys):
 def test_a_damaged_format_file_is_named(text, tmp_path):
     (tmp_path / "format.json").write_text(text)
     with pytest.raises(BadInput, match=r"format\.json: is damaged"):
-        check_whole(tmp_path)
+        run_folder.check_whole(tmp_path)
 
 
 @pytest.mark.parametrize("found", [0, -1, "1", True, None, 1.0])
 def test_a_format_is_a_whole_number(found):
     with pytest.raises(BadInput, match="whole number"):
-        check_format(found, 1, "format")
+        run_folder.check_format(found, 1, "format")
 
 
 def test_studies_say_their_format(tmp_path, capsys, tiny):
@@ -206,19 +195,19 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("place", [3, 40, -2])
-@pytest.mark.parametrize("name", [*FINISHED, DIGESTS])
+@pytest.mark.parametrize("name", [*run_folder.FINISHED, run_folder.DIGESTS])
 def test_a_flipped_bit_is_noticed(folder, name, place):
-    check_whole(folder, *FINISHED)
+    run_folder.check_whole(folder, *run_folder.FINISHED)
     flip(folder / name, place)
     with pytest.raises(Damaged, match=f"{name}: is damaged"):
-        check_whole(folder, *FINISHED)
+        run_folder.check_whole(folder, *run_folder.FINISHED)
 
 
-@pytest.mark.parametrize("name", FINISHED)
+@pytest.mark.parametrize("name", run_folder.FINISHED)
 def test_a_file_that_is_gone_is_noticed(folder, name):
     (folder / name).unlink()
     with pytest.raises(Damaged, match=name):
-        check_whole(folder, name)
+        run_folder.check_whole(folder, name)
 
 
 @pytest.mark.parametrize("site", ["site-1", "site-3"])
@@ -250,7 +239,9 @@ def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, m
     """The digests are written first: a result without them would vouch for files that nobody checks."""
     values = json.loads((folder / "result.json").read_text())
     (folder / "result.json").unlink()
-    (folder / DIGESTS).write_text('{"files": {"history.jsonl": "another"}, "sha256": "another"}')  # done again
+    (folder / run_folder.DIGESTS).write_text(
+        '{"files": {"history.jsonl": "another"}, "sha256": "another"}'
+    )  # done again
     seen = []
 
     def write(path, content, **options):
@@ -261,13 +252,13 @@ def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, m
     monkeypatch.setattr(run_folder, "atomic_write", write)
     again = run(None, folder, resume=True)
     assert again["weights_sha256"] == values["weights_sha256"]
-    assert seen[-2:] == [(DIGESTS, False), ("result.json", False)]
-    check_whole(folder, "*")
+    assert seen[-2:] == [(run_folder.DIGESTS, False), ("result.json", False)]
+    run_folder.check_whole(folder, "*")
 
 
 def test_a_damaged_result_is_not_read(folder, tiny):
     values = json.loads((folder / "result.json").read_text())
-    assert read_result(folder) == values
+    assert run_folder.read_result(folder) == values
     values["metrics"]["test"]["accuracy"] = 1.0
     (folder / "result.json").write_text(json.dumps(values))
     with pytest.raises(Damaged, match=r"result.json: is damaged"):
@@ -276,16 +267,16 @@ def test_a_damaged_result_is_not_read(folder, tiny):
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "\x00", '{"a":' * 100_000])
 def test_an_older_run_with_a_result_that_is_no_json_is_named(folder, text):
-    (folder / DIGESTS).unlink()
+    (folder / run_folder.DIGESTS).unlink()
     (folder / "result.json").write_text(text)
     with pytest.raises(Damaged, match=r"result.json: is damaged"):
-        read_result(folder)
+        run_folder.read_result(folder)
 
 
 def test_a_run_without_noted_digests_is_of_an_older_version(folder):
-    (folder / DIGESTS).unlink()
+    (folder / run_folder.DIGESTS).unlink()
     flip(folder / "history.jsonl", 3)
-    check_whole(folder, *FINISHED)
+    run_folder.check_whole(folder, *run_folder.FINISHED)
 
 
 WORKER = """
@@ -304,7 +295,7 @@ with worker_lock(folder):
 
 
 def _run(folder):
-    with run_lock(folder):
+    with run_folder.run_lock(folder):
         worker = WorkerProcess([sys.executable, "-c", WORKER, str(folder)], threads=1)
         worker.restore({})
         worker.call(Call("a", "train", 1), None)
@@ -314,7 +305,7 @@ def test_a_run_waits_for_the_workers_of_one_that_was_killed(tmp_path, monkeypatc
     """A worker that is stopped cannot notice that its run is gone: until it goes on, and ends, the folder is taken."""
     killed = start(_run, tmp_path)
     pid = int(wait_for(lambda: (tmp_path / "at work").exists() and (tmp_path / "at work").read_text()))
-    with pytest.raises(BadInput, match="another run is working in it"), run_lock(tmp_path):
+    with pytest.raises(BadInput, match="another run is working in it"), run_folder.run_lock(tmp_path):
         pass
     stop(pid)
     kill(killed)
@@ -322,15 +313,15 @@ def test_a_run_waits_for_the_workers_of_one_that_was_killed(tmp_path, monkeypatc
         patch.setattr(folder_lock, "ENDS_WITHIN", 0.2)
         with (
             pytest.raises(BadInput, match=f"process {pid}, a worker of an earlier run, has not ended yet"),
-            run_lock(tmp_path),
+            run_folder.run_lock(tmp_path),
         ):
             pass
     os.kill(pid, signal.SIGCONT)
-    with run_lock(tmp_path):
-        assert not (tmp_path / WORKERS).exists()
+    with run_folder.run_lock(tmp_path):
+        assert not (tmp_path / run_folder.WORKERS).exists()
 
 
 def test_a_run_leaves_no_locks_of_its_workers(tmp_path):
-    with run_lock(tmp_path), worker_lock(tmp_path):
-        assert list((tmp_path / WORKERS).iterdir())
-    assert not (tmp_path / WORKERS).exists()
+    with run_folder.run_lock(tmp_path), run_folder.worker_lock(tmp_path):
+        assert list((tmp_path / run_folder.WORKERS).iterdir())
+    assert not (tmp_path / run_folder.WORKERS).exists()

@@ -8,17 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.attacks.gradient_inversion import objective
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.objective import (
-    DISTANCES,
-    FixedLabels,
-    Objective,
-    Simulation,
-    cosine,
-    gaussian,
-    squared_distance,
-    total_variation,
-)
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
@@ -145,11 +136,11 @@ def test_rounds_of_the_same_image_are_one_question_whose_loss_is_their_mean(lene
     attack = PRESETS["geiping"].model_copy(update={"iterations": 3, "label": "known", "joined": True})
     knowledge = Knowledge([lenet, later], (1, SIDE, SIDE), classes=3, labels=label[None].expand(2, -1))
     assert attack.run(parcels, knowledge).images.shape == (1, 1, 1, SIDE, SIDE)
-    simulation = Simulation(prepare_for_attack(lenet))
+    simulation = objective.Simulation(prepare_for_attack(lenet))
     sizes = {name: tensor.shape for name, tensor in simulation.weights.items()}
     observed = {name: torch.randn(2, *size, generator=torch_rng("priors", name)) for name, size in sizes.items()}
-    labels = FixedLabels(F.one_hot(torch.tensor([[1], [1]]), 3).float())
-    rounds = Objective(simulation, observed, labels, image_shape=(1, 1, SIDE, SIDE))
+    labels = objective.FixedLabels(F.one_hot(torch.tensor([[1], [1]]), 3).float())
+    rounds = objective.Objective(simulation, observed, labels, image_shape=(1, 1, SIDE, SIDE))
     point = torch.rand(1, SIDE * SIDE, generator=torch_rng("priors", "point"))
     both, gradient = rounds(point.expand(2, -1))
     loss, joined = rounds.of_one_point()(point)
@@ -198,13 +189,13 @@ def test_distances_by_hand(settings, expected):
 
 
 def test_lengths_slopes_and_roughness_by_hand():
-    assert cosine(OBSERVED)([3 * layer for layer in OBSERVED]).item() == pytest.approx(0, abs=1e-6)
+    assert objective.cosine(OBSERVED)([3 * layer for layer in OBSERVED]).item() == pytest.approx(0, abs=1e-6)
     a = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64, requires_grad=True)
     b = torch.tensor([[0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
-    (slope,) = torch.autograd.grad((squared_distance(a, b) * torch.tensor([1.0, 10.0])).sum(), a)
+    (slope,) = torch.autograd.grad((objective.squared_distance(a, b) * torch.tensor([1.0, 10.0])).sum(), a)
     assert slope.tolist() == [[2.0, 0.0], [40.0, 80.0]]
     picture = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
-    assert total_variation(picture[None, None, None]).tolist() == [(0 + 2) / 2 + (1 + 3) / 2]
+    assert objective.total_variation(picture[None, None, None]).tolist() == [(0 + 2) / 2 + (1 + 3) / 2]
 
 
 @pytest.mark.parametrize("name", ["sapag", "adaptive-gaussian"])
@@ -212,7 +203,7 @@ def test_layers_without_variance_do_no_harm(name):
     """A pruned layer, and a layer of one number."""
     observed = [torch.zeros(2, 4), torch.ones(2, 1)]
     simulated = [torch.ones(2, 4, requires_grad=True), torch.ones(2, 1, requires_grad=True)]
-    loss = DISTANCES[name](observed)(simulated)
+    loss = objective.DISTANCES[name](observed)(simulated)
     gradients = torch.autograd.grad(loss.sum(), simulated)
     assert bool(loss.isfinite().all())
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -221,7 +212,7 @@ def test_layers_without_variance_do_no_harm(name):
 def test_targets_do_not_mix():
     observed = [torch.cat((layer, torch.full_like(layer, torch.nan))) for layer in OBSERVED]
     simulated = [torch.cat((layer, layer)).requires_grad_() for layer in SIMULATED]
-    for distance in DISTANCES.values():
+    for distance in objective.DISTANCES.values():
         loss = distance(observed)(simulated)
         assert loss[0].item() == distance(OBSERVED)(SIMULATED).item()
         first, second = (g for g in torch.autograd.grad(loss.sum(), simulated)[0])
@@ -233,7 +224,7 @@ def test_targets_do_not_mix():
 def test_each_target_may_have_a_variance_of_its_own(scaled: bool):
     rng = torch_rng("variances")
     observed, simulated = ([torch.rand(3, n, generator=rng) for n in (4, 6)] for _ in range(2))
-    together = gaussian(observed, torch.tensor([0.5, 8.0, 100.0]), scaled=scaled)(simulated)
+    together = objective.gaussian(observed, torch.tensor([0.5, 8.0, 100.0]), scaled=scaled)(simulated)
     for row, variance in enumerate((0.5, 8.0, 100.0)):
-        alone = gaussian([o[row : row + 1] for o in observed], variance, scaled=scaled)
+        alone = objective.gaussian([o[row : row + 1] for o in observed], variance, scaled=scaled)
         torch.testing.assert_close(together[row], alone([s[row : row + 1] for s in simulated])[0])

@@ -12,16 +12,9 @@ from torch import Tensor, nn
 
 from polyclinic.attacks.attack import ThreatModel
 from polyclinic.attacks.membership import rmia
+from polyclinic.audits import attack_membership, attack_site
 from polyclinic.audits import attack_membership as module
-from polyclinic.audits import attack_site
 from polyclinic.audits.attack import Finding, NotTried, Seen
-from polyclinic.audits.attack_membership import (
-    WEAKEST,
-    LossMembershipAttack,
-    ReferenceGeneratorsAttack,
-    ReferenceMembershipAttack,
-    shortened,
-)
 from polyclinic.audits.attack_site import ORIGIN, Asked, SiteInferenceAttack, gains, image_finding, origin_finding
 from polyclinic.audits.truth import Truth, truth_of_asked
 from polyclinic.audits.verdicts import run_with_power
@@ -75,14 +68,14 @@ def sent(tiny, undisturbed, tmp_path_factory):
 
 def test_a_planted_memory_is_no_copy_and_reference_models_give_both_scores(sent):
     seen, truth = sent
-    (planted,) = LossMembershipAttack().planted(seen, truth)
+    (planted,) = attack_membership.LossMembershipAttack().planted(seen, truth)
     held_out, _ = truth.held_out(1000)
     members, _ = planted.truth.members(1000)
     assert len(members) == len(held_out) // 2
-    assert float(planted.words.rsplit(" ", 1)[1]) >= WEAKEST - 0.2
+    assert float(planted.words.rsplit(" ", 1)[1]) >= attack_membership.WEAKEST - 0.2
     assert planted.seen.parcel.digest != seen.parcel.digest
     assert planted.seen.parcel.tensors.keys() == seen.parcel.tensors.keys()
-    rmia_found, lira_found = ReferenceMembershipAttack().attack(*sent)
+    rmia_found, lira_found = attack_membership.ReferenceMembershipAttack().attack(*sent)
     assert isinstance(rmia_found, Finding)
     assert isinstance(lira_found, Finding)
     assert (rmia_found.attack, lira_found.attack) == ("rmia", "lira")
@@ -169,7 +162,7 @@ def seen_of(made: Tensor, level: float = 0.002) -> Seen:
 
 def test_members_of_a_generator_that_remembers_are_found():
     made = remembered(TRUTH.members(40)[0], 0.5, torch_rng("made"))
-    found = ReferenceGeneratorsAttack().attack(seen_of(made), TRUTH)
+    found = attack_membership.ReferenceGeneratorsAttack().attack(seen_of(made), TRUTH)
     assert [one.attack for one in found] == ["rmia-generators", "lira-generators"]
     for one in found:
         assert one.question == "membership"
@@ -184,7 +177,7 @@ def test_images_of_others_are_no_leak_and_the_planted_one_is_found_with_the_same
     made, trained = remembered(torch.from_numpy(part(40, "strangers").images), 0.5, torch_rng("made")), []
     train = module.reference_scorer
     monkeypatch.setattr(module, "reference_scorer", lambda *given: trained.append(1) or train(*given))
-    attack = ReferenceGeneratorsAttack()
+    attack = attack_membership.ReferenceGeneratorsAttack()
     found = run_with_power(attack, seen_of(made), TRUTH)
     assert [one.finding.verdict.leak for one in found] == [False, False]
     assert len(trained) == 4  # what is planted is asked about images that the references know already
@@ -206,7 +199,7 @@ def test_what_is_no_image_is_not_tried(word):
     seen = seen_of(torch.zeros(4, 1, SIDE, SIDE, dtype=torch.uint8))
     study = seen.tools.assembly.study
     study.task, study.in_latents = SimpleNamespace(dense=word == "dense"), word == "in_latents"
-    (gap,) = ReferenceGeneratorsAttack().attack(seen, TRUTH)
+    (gap,) = attack_membership.ReferenceGeneratorsAttack().attack(seen, TRUTH)
     assert isinstance(gap, NotTried)
     assert not isinstance(gap, Finding)
     assert gap.question == "membership"
@@ -214,12 +207,12 @@ def test_what_is_no_image_is_not_tried(word):
 
 def test_a_reference_generator_is_trained_as_the_study_has_it_or_shorter():
     short = VQVAE2(epochs=2, prior_epochs=1)
-    assert shortened(short, 64, 100)[0] is short
-    longer, words = shortened(VQVAE2(epochs=300, prior_epochs=20), 64, 100)
+    assert attack_membership.shortened(short, 64, 100)[0] is short
+    longer, words = attack_membership.shortened(VQVAE2(epochs=300, prior_epochs=20), 64, 100)
     assert (longer.epochs, longer.prior_epochs) == (50, 20)
     assert "epochs 50;" in words
-    assert shortened(DCGAN(steps=4000), 64, 100)[0].steps == 100
-    assert shortened(DCGAN(), 64, 1000)[0].steps is None
+    assert attack_membership.shortened(DCGAN(steps=4000), 64, 100)[0].steps == 100
+    assert attack_membership.shortened(DCGAN(), 64, 1000)[0].steps is None
 
 
 NAMES = ["east"] * 20 + ["west"] * 20

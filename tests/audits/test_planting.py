@@ -12,17 +12,9 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.projection import Projected
+from polyclinic.audits import planting
 from polyclinic.audits.attack import Finding, Planted, Seen
 from polyclinic.audits.audit import audit, without_unread
-from polyclinic.audits.planting import (
-    EXCHANGED,
-    LEANING,
-    REACHED,
-    exchange,
-    planted_codes,
-    planted_leaning,
-    planted_within_reach,
-)
 from polyclinic.audits.truth import Truth, truth_of_held_out
 from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
@@ -59,17 +51,17 @@ def seen() -> Seen:
 
 def test_leaning_images_are_as_weak_as_they_may_be_and_too_few_plant_nothing(seen, truth):
     made = torch.from_numpy(images(30, "made"))
-    (planted,) = planted_leaning(seen, truth_of_held_out(truth, 40), made)
+    (planted,) = planting.planted_leaning(seen, truth_of_held_out(truth, 40), made)
     leaning = planted.seen.parcel.tensors["images"]
     assert leaning.shape == made.shape
     share = float(planted.words.split("mixed with ")[1].split("%")[0]) / 100
     assert 0 < share < 0.8  # no copies
-    assert LEANING <= float(planted.words.rsplit(" ", 1)[1]) < 0.95
+    assert planting.LEANING <= float(planted.words.rsplit(" ", 1)[1]) < 0.95
     assert planted.question == "membership"
     held_out = {image.tobytes() for split in (truth.data.validation, truth.data.test) for image in split.images}
     assert {image.tobytes() for image in planted.truth.data.train.images} <= held_out
     few = Truth([], SiteData("north", truth.data.train, part(10, "few"), part(0, "none")), 0)
-    assert planted_leaning(seen, truth_of_held_out(few, 40), torch.from_numpy(images(30, "made"))) == []
+    assert planting.planted_leaning(seen, truth_of_held_out(few, 40), torch.from_numpy(images(30, "made"))) == []
 
 
 def test_images_within_reach_are_moved_just_enough(seen, truth):
@@ -80,8 +72,8 @@ def test_images_within_reach_are_moved_just_enough(seen, truth):
         grey = torch.full_like(unit, 0.5)
         return Projected(grey, (unit - grey).square().flatten(1).sum(1), "pixels")
 
-    (planted,) = planted_within_reach(seen, truth, project)
-    assert float(planted.words.rsplit(" ", 1)[1]) >= REACHED
+    (planted,) = planting.planted_within_reach(seen, truth, project)
+    assert float(planted.words.rsplit(" ", 1)[1]) >= planting.REACHED
     inside, outside = (project(*asked(12)).distances for asked in (planted.truth.members, planted.truth.held_out))
     area = (inside[:, None] < outside[None]).double().mean()
     assert float(area) == pytest.approx(float(planted.words.rsplit(" ", 1)[1]), abs=0.1)
@@ -123,11 +115,11 @@ def coded_part(count: int, name: str) -> ImageSet:
 
 def test_half_of_the_places_have_another_images_code():
     codes = torch.arange(400, dtype=torch.int16).reshape(100, 2, 2)
-    mixed = exchange(codes, EXCHANGED, torch_rng("exchange"))
+    mixed = planting.exchange(codes, planting.EXCHANGED, torch_rng("exchange"))
     kept = (mixed == codes).double().mean()
     assert 0.4 < float(kept) < 0.62
     assert torch.equal(mixed % 4, codes % 4)  # a code stays at its place in the image
-    assert torch.equal(exchange(codes, 0.0, torch_rng("exchange")), codes)
+    assert torch.equal(planting.exchange(codes, 0.0, torch_rng("exchange")), codes)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +136,7 @@ def test_planted_codes_are_read_as_a_sites_own_and_too_few_images_plant_none(mod
     truth = Truth(
         [], SiteData("north", coded_part(20, "train"), coded_part(16, "validation"), coded_part(16, "test")), 0
     )
-    (planted,) = planted_codes(seen, truth, model)
+    (planted,) = planting.planted_codes(seen, truth, model)
     groups = {kind: planted.seen.companion(kind).tensors for kind in ("codes", "labels")}
     found = from_groups(groups, model)["north"]
     real = model.encode(planted.truth.data.train.images)
@@ -157,7 +149,7 @@ def test_planted_codes_are_read_as_a_sites_own_and_too_few_images_plant_none(mod
     assert {one.tobytes() for one in planted.truth.data.train.images} <= held_out
     tools = SimpleNamespace(effort=SimpleNamespace(candidates=10), seed=0)
     few = Truth([], SiteData("north", coded_part(20, "train"), coded_part(3, "validation"), coded_part(0, "test")), 0)
-    assert planted_codes(Seen("north", None, (), dict, 1, 0, tools), few, model) == []
+    assert planting.planted_codes(Seen("north", None, (), dict, 1, 0, tools), few, model) == []
 
 
 @pytest.mark.parametrize("kind", ["codes", "generator"])

@@ -13,18 +13,9 @@ import typer.main
 from rich.console import Console
 
 from polyclinic.cli import doctor as doctors
-from polyclinic.cli import run_app
+from polyclinic.cli import run_app, tables
 from polyclinic.cli.app import app
 from polyclinic.cli.doctor import examine
-from polyclinic.cli.tables import (
-    attacks_of,
-    coordinator_table,
-    print_table,
-    print_warnings,
-    replay_sentence,
-    threat_table,
-    verdict_table,
-)
 from polyclinic.data.cache import entries
 
 ABOUT = ["Python", "torch", "memory", "disk", "cache", "extras", "ports", "clock", "permissions"]
@@ -203,7 +194,7 @@ def printed(table, width: int = 80) -> list[str]:
 
 
 def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
-    lines = printed(verdict_table(REPORT))
+    lines = printed(tables.verdict_table(REPORT))
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 36
     words = " ".join(lines).split()
@@ -211,8 +202,8 @@ def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
         assert name in words
     known = set(re.findall(r"[\w-]+", f"{REPORT} kind attacked question why what the parcels give away"))
     assert set(re.findall(r"[\w-]{3,}", " ".join(lines))) <= known
-    assert any("try a larger one" in line for line in printed(verdict_table(REPORT, 240), 240))
-    for table in (threat_table(REPORT), coordinator_table(COORDINATOR)):
+    assert any("try a larger one" in line for line in printed(tables.verdict_table(REPORT, 240), 240))
+    for table in (tables.threat_table(REPORT), tables.coordinator_table(COORDINATOR)):
         assert max(map(len, printed(table))) <= 80
 
 
@@ -233,7 +224,7 @@ def test_a_wide_table_is_printed_in_parts_and_breaks_no_word():
     shown = {}
     for width in (200, 80, 60):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        print_table(columns, rows, console=console, whole=1, title="everything that was measured")
+        tables.print_table(columns, rows, console=console, whole=1, title="everything that was measured")
         shown[width] = console.export_text()
         assert max(map(len, shown[width].splitlines())) <= width
         words = set(re.findall(r"[\w.<%±-]+", shown[width]))
@@ -244,20 +235,20 @@ def test_a_wide_table_is_printed_in_parts_and_breaks_no_word():
 
 def test_attacks_warnings_and_replays_in_words(capsys):
     of_kind = {"left": 1, "attacked": 1, "released": 1, "questions": {"membership": question("not tested")}}
-    assert list(attacks_of("weights", of_kind))[-1] == "weights: the released model was attacked, too"
-    assert len(list(attacks_of("weights", {**of_kind, "released": 0}))) == 1
-    print_warnings(Console(), ["few images", "few steps"], shown=["few images"])
+    assert list(tables.attacks_of("weights", of_kind))[-1] == "weights: the released model was attacked, too"
+    assert len(list(tables.attacks_of("weights", {**of_kind, "released": 0}))) == 1
+    tables.print_warnings(Console(), ["few images", "few steps"], shown=["few images"])
     assert capsys.readouterr().out.splitlines() == [
         "warning: few steps",
         "1 warning stands above the table, and in result.json",
     ]
-    print_warnings(Console(), [], shown=[])
+    tables.print_warnings(Console(), [], shown=[])
     assert capsys.readouterr().out == ""
-    assert replay_sentence({}) == ""
+    assert tables.replay_sentence({}) == ""
     found = {"psnr": 31.44, "code_usage_top": 0.93, "code_usage_bottom": 1.0, "real_or_replayed_auc": 0.9991}
-    assert replay_sentence(found) == (
+    assert tables.replay_sentence(found) == (
         "replayed images came back at 31.4 dB; codes in use: 93% (top), 100% (bottom); "
         "a probe tells real from replayed with an AUC of 0.999"
     )
     probed = found | {"which_site_accuracy": 0.264, "which_site_chance": 0.25}
-    assert replay_sentence(probed).endswith("and which site made one in 26% of cases (25% by chance)")
+    assert tables.replay_sentence(probed).endswith("and which site made one in 26% of cases (25% by chance)")

@@ -12,15 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from polyclinic.cli import run_app
-from polyclinic.deployment import joining, kits
-from polyclinic.deployment.confirmation import (
-    Confirmation,
-    OwnKeys,
-    confirmation_of,
-    read,
-    same_words,
-    signed,
-)
+from polyclinic.deployment import confirmation, joining, kits
 from polyclinic.deployment.joining import Admission, Invitation, admit, confirm, draw_keys, join, to_confirm
 from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
@@ -48,7 +40,7 @@ def made(tmp_path_factory):
         assert run_app(["site", "join", str(place / "invitation.json"), name, "--kit", str(folder / name)]) == 0
     requests = [str(folder / name / f"{name}.request.json") for name in NAMES]
     assert run_app(["deploy", "admit", *requests, "-d", str(place)]) == 0
-    words = read(place / "admission.json", Admission).roster.words
+    words = confirmation.read(place / "admission.json", Admission).roster.words
     shutil.copytree(folder, folder.with_name(f"{folder.name}-unconfirmed"))
     for name in NAMES:
         confirmed = ["site", "confirm", str(place / "admission.json"), "--kit", str(folder / name), "--words", words]
@@ -71,7 +63,7 @@ def unconfirmed(made, tmp_path):
 
 
 def admission_of(federation):
-    return read(federation / "coordinator" / "admission.json", Admission)
+    return confirmation.read(federation / "coordinator" / "admission.json", Admission)
 
 
 def signing_key_of_coordinator(federation):
@@ -83,7 +75,7 @@ def changed_admission(federation, **sites):
     old = admission_of(federation)
     roster = old.roster.model_copy(update={"sites": old.roster.sites | sites})
     new = old.model_copy(update={"roster": roster, "signature": ""})
-    return new.model_copy(update={"signature": signed(signing_key_of_coordinator(federation), new)})
+    return new.model_copy(update={"signature": confirmation.signed(signing_key_of_coordinator(federation), new)})
 
 
 def secrets_of_sites(federation):
@@ -139,7 +131,7 @@ def test_who_holds_the_authority_opens_and_signs_nothing_in_a_sites_name(federat
     forged = kits.issue(place / "authority", "linz", "linz", tls.public_key()).encode()
     root = x509.load_pem_x509_certificate((graz / "startup" / "rootCA.pem").read_bytes())
     x509.load_pem_x509_certificate(forged).verify_directly_issued_by(root)  # graz's TLS takes it
-    thief, about = OwnKeys.draw(), {"from": "graz", "to": "linz"}
+    thief, about = confirmation.OwnKeys.draw(), {"from": "graz", "to": "linz"}
     ring = KitKeys(graz / "local")
     box = seal_box(b"model", about, sender=ring.own("graz"), recipient=ring.public("linz"))
     assert open_box(box, about, recipient=KitKeys(linz / "local").own("linz"), sender=ring.public("graz")) == b"model"
@@ -158,17 +150,20 @@ def test_who_holds_the_authority_opens_and_signs_nothing_in_a_sites_name(federat
 
 def test_all_sites_see_the_same_words_and_each_calls_another(made, capsys):
     roster = admission_of(made).roster
-    assert roster.words == read(made / "wien" / "local" / "confirmed.json", Confirmation).roster.words
+    assert (
+        roster.words
+        == confirmation.read(made / "wien" / "local" / "confirmed.json", confirmation.Confirmation).roster.words
+    )
     assert [len(word) for word in roster.words.split()] == [5] * 12  # 60 digits, 199 bits
-    assert same_words(f" {roster.words.replace(' ', '-')}\n", roster.words)
-    assert not same_words("", roster.words)
-    assert not same_words(roster.words[:-1], roster.words)
+    assert confirmation.same_words(f" {roster.words.replace(' ', '-')}\n", roster.words)
+    assert not confirmation.same_words("", roster.words)
+    assert not confirmation.same_words(roster.words[:-1], roster.words)
     assert [roster.neighbours(name)[0] for name in NAMES] == ["linz", "wien", "graz"]
 
 
 def test_a_coordinator_who_swaps_one_public_key_is_caught(unconfirmed):
     """graz is shown a key of the coordinator's as linz's: the words that linz's people read are others."""
-    honest, eve = admission_of(unconfirmed), OwnKeys.draw().public
+    honest, eve = admission_of(unconfirmed), confirmation.OwnKeys.draw().public
     told = {"sealing": eve, "signing": eve}
     for half in told:
         pair = honest.roster.sites["linz"].model_copy(update={half: getattr(eve, half)})
@@ -184,7 +179,7 @@ def test_a_coordinator_who_swaps_one_public_key_is_caught(unconfirmed):
 
 def test_every_part_of_the_list_changes_the_words(made):
     roster = admission_of(made).roster
-    other = OwnKeys.draw().public
+    other = confirmation.OwnKeys.draw().public
     lists = [
         roster.model_copy(update={"coordinator": roster.coordinator.model_copy(update={name: value})})
         for name, value in {"server": "evil.example.org", "port": 1, "authority": "x", "signing": other.signing}.items()
@@ -221,7 +216,7 @@ def test_a_kit_refuses_to_work_before_and_says_the_cure(unconfirmed, made, capsy
 )  # fmt: skip
 def test_a_file_that_somebody_else_changed_is_named(federation, file):
     kit = federation / "graz"
-    confirmation_of(kit)
+    confirmation.confirmation_of(kit)
     text = (kit / file).read_text()
     (kit / file).write_text(text.replace("linz", "Linz") if file.endswith("confirmed.json") else f"{text}\n")
     with pytest.raises(BadInput, match=file.split("/")[1].replace(".", r"\.")):
@@ -232,14 +227,14 @@ def test_a_confirmation_of_another_key_is_none(federation):
     """The coordinator's own confirmed list, put into a site's kit."""
     shutil.copy(federation / "linz" / "local" / "confirmed.json", federation / "graz" / "local" / "confirmed.json")
     with pytest.raises(BadInput, match=r"confirmed\.json: its signature does not fit"):
-        confirmation_of(federation / "graz")
+        confirmation.confirmation_of(federation / "graz")
 
 
 def test_what_is_the_sites_own_may_change(federation):
     for name in ("site.toml", "policy.toml"):
         file = federation / "graz" / "local" / name
         file.write_text(f"{file.read_text()}\n# ours\n")
-    confirmation_of(federation / "graz")
+    confirmation.confirmation_of(federation / "graz")
     confirm(to_confirm(federation / "graz", admission_of(federation)), "")
     assert "# ours" in (federation / "graz" / "local" / "policy.toml").read_text()
 
@@ -253,7 +248,7 @@ def test_a_confirmation_that_was_cut_off_is_done_again(unconfirmed, monkeypatch)
     with pytest.raises(BadInput, match="nobody at this site has confirmed"):
         Participant.of(kit).start()
     confirm(to_confirm(kit, admission), admission.roster.words)
-    confirmation_of(kit)
+    confirmation.confirmation_of(kit)
 
 
 def test_a_relay_of_the_hospital_is_written_into_the_kit_and_stays_there(federation):
@@ -261,7 +256,7 @@ def test_a_relay_of_the_hospital_is_written_into_the_kit_and_stays_there(federat
     for server in ("relay.example:9002", ""):
         confirm(to_confirm(federation / "graz", admission_of(federation)), "", server=server)
         assert '"relay.example:9002"' in (federation / "graz" / "startup" / "fed_client.json").read_text()
-        confirmation_of(federation / "graz")
+        confirmation.confirmation_of(federation / "graz")
     confirm(to_confirm(federation / "graz", admission_of(federation)), "", server="fl.example.org:8002")
     assert "relay.example" not in (federation / "graz" / "startup" / "fed_client.json").read_text()
 
@@ -281,7 +276,7 @@ def test_new_keys_count_when_they_are_confirmed_and_old_ledgers_verify(federatio
     old = KitKeys(graz / "local").signing_key(), KitKeys(graz / "local").public("graz")
     assert run_app(["site", "rotate-keys", "--kit", str(graz)]) == 0
     release(graz, "between")  # with the old keys, which still are the site's
-    confirmation_of(graz)
+    confirmation.confirmation_of(graz)
     assert run_app(["deploy", "admit", str(graz / "graz.request.json"), "-d", str(place)]) == 0
     capsys.readouterr()
     for name in NAMES:  # a word of the old key is not asked for, and does not do
@@ -311,7 +306,7 @@ def test_an_old_key_agrees_to_no_secure_sum(federation):
     admit(place, [draw_keys(graz, "graz")])
     for name in NAMES:
         confirm(to_confirm(federation / name, admission_of(federation)), admission_of(federation).roster.words)
-    keys = {name: OwnKeys.draw().public.sealing for name in NAMES}
+    keys = {name: confirmation.OwnKeys.draw().public.sealing for name in NAMES}
     begun = {"run": "run", "round": 1, "operation": "train", "step": "agreed", "keys": keys, "members": NAMES}
     found = OpenSum(**begun, threshold=3)
     own = {name: SimpleNamespace(name=name, keys=KitKeys(federation / name / "local")) for name in NAMES}
@@ -339,7 +334,7 @@ def test_a_site_that_lost_its_machine_joins_anew_and_the_others_are_asked(federa
     confirm(to_confirm(federation / "graz", admission_of(federation)), admission_of(federation).roster.words)
     release(federation / "graz", "after")
     assert len(verify(path, KitKeys(federation / "graz" / "local").verifying_keys("graz"))) == 2
-    confirmation_of(federation / "graz")
+    confirmation.confirmation_of(federation / "graz")
 
 
 def test_keys_do_not_change_while_a_run_is_at_work(federation, monkeypatch):
@@ -363,15 +358,15 @@ def test_a_certificate_is_renewed_without_a_call(federation, capsys):
     for file in ("client.crt", "rootCA.pem"):  # a hospital's clock may be an hour behind
         assert x509.load_pem_x509_certificate((graz / "startup" / file).read_bytes()).not_valid_before_utc < behind
     assert (graz / "startup" / "client.crt").read_bytes() != before
-    confirmation_of(graz)
+    confirmation.confirmation_of(graz)
 
 
 def test_a_further_site_is_invited_later(federation):
     place = federation / "coordinator"
     (federation / "more.toml").write_text(STUDY.format(names='["graz", "linz", "wien", "paris"]'))
-    before = read(place / "invitation.json", Invitation)
+    before = confirmation.read(place / "invitation.json", Invitation)
     assert run_app(["deploy", "init", str(federation / "more.toml"), "-d", str(place)]) == 0
-    invitation = read(place / "invitation.json", Invitation)
+    invitation = confirmation.read(place / "invitation.json", Invitation)
     assert invitation.coordinator == before.coordinator
     admit(place, [join(invitation, "paris", federation / "paris")])
     assert to_confirm(federation / "graz", admission_of(federation)).sentences()[-2].endswith("paris  NEW SITE")

@@ -9,16 +9,6 @@ from polyclinic.errors import BadInput
 from polyclinic.generators import private_tuning
 from polyclinic.generators.gan.model import GANSteps, Learner
 from polyclinic.generators.gan.settings import DCGAN
-from polyclinic.generators.private_tuning import (
-    Meter,
-    Phases,
-    PrivateTuning,
-    fit,
-    mean_pairwise,
-    measured_steps,
-    privacy_loss,
-    warning_about,
-)
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.metrics.distribution import Extractor, frechet_distance, kernel_distance
@@ -46,7 +36,7 @@ def build(settings=TINY):
     return settings.build(channels=1, size=28, target=TWO, seed=0)
 
 
-TUNING = PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning_steps=1000)
+TUNING = private_tuning.PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning_steps=1000)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +47,7 @@ def coarse_features(monkeypatch):
 def test_the_mean_over_all_pairs_from_means_alone():
     real, made = (torch.randn(n, 5, generator=rng(n), dtype=torch.float64) for n in (4, 6))
     every = [(a - b).square().sum() for a, b in itertools.product(real, made)]
-    assert torch.allclose(mean_pairwise(real, made), torch.stack(every).mean())
+    assert torch.allclose(private_tuning.mean_pairwise(real, made), torch.stack(every).mean())
 
 
 @pytest.mark.parametrize("scale", ["mean", "sum"])
@@ -65,7 +55,7 @@ def test_eq_3_and_4_by_hand(scale):
     real, made = torch.rand(3, 1, 8, 8), torch.rand(3, 1, 8, 8)
     distance = Pixels()
     pairs = [float(distance(a[None], b[None])) for a, b in itertools.product(real, made)]
-    loss = privacy_loss(PrivateTuning(alpha=2.0, scale=scale), distance)(real, made)
+    loss = private_tuning.privacy_loss(private_tuning.PrivateTuning(alpha=2.0, scale=scale), distance)(real, made)
     expected = sum(pairs) / 9 if scale == "mean" else sum(pairs) / 3
     assert float(loss) == pytest.approx(-2 * expected, rel=1e-5)
 
@@ -92,17 +82,20 @@ class Counting:
 
 def test_phase_one_ends_when_nothing_gets_better_or_in_any_case_and_keeps_the_best():
     model = Counting([9, 5, 6, 4, 7, 8, 5, 1, 1])
-    assert Phases(model, model, model.meter, TUNING.lengths()).until_it_stays() == 70
+    assert private_tuning.Phases(model, model, model.meter, TUNING.lengths()).until_it_stays() == 70
     assert model.at == 40  # the fourth measurement, 4, was the best; 30 steps without a better one
     assert set(model.losses) == {None}
     model = Counting([9 - k / 100 for k in range(200)])
-    assert Phases(model, model, model.meter, TUNING.lengths()._replace(most_steps=55)).until_it_stays() == 55
+    assert (
+        private_tuning.Phases(model, model, model.meter, TUNING.lengths()._replace(most_steps=55)).until_it_stays()
+        == 55
+    )
 
 
 def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
     told = []
-    phases = Phases(model, model, model.meter, TUNING.lengths(), lambda *said: told.append(said))
+    phases = private_tuning.Phases(model, model, model.meter, TUNING.lengths(), lambda *said: told.append(said))
     assert (*phases.until_it_grows(loss, 10.0), model.at) == (40, 30, 30)
     assert set(model.losses) == {loss}
     assert [said[1] for said in told] == [1, 2, 5, 10, 20, 30, 40]
@@ -114,7 +107,7 @@ def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     (500, 30, [1, 2, 5, 10, 20, 30]), (1, 3, [1, 2, 3]), (2, 1, [1]),
 ])  # fmt: skip
 def test_phase_two_is_measured_early(every, most, steps):
-    assert list(measured_steps(every, most)) == steps
+    assert list(private_tuning.measured_steps(every, most)) == steps
 
 
 def test_a_loss_that_is_soon_too_strong_still_gains_something():
@@ -125,27 +118,27 @@ def test_a_loss_that_is_soon_too_strong_still_gains_something():
             return 1.0 + self.at  # twice the first phase's after one step, beyond 10 after ten
 
     model = Growing([])
-    phases = Phases(model, model, model.meter, PrivateTuning(preset="paper").lengths())
+    phases = private_tuning.Phases(model, model, model.meter, private_tuning.PrivateTuning(preset="paper").lengths())
     assert (*phases.until_it_grows(object(), 10.0), model.at) == (10, 5, 5)
 
 
 def test_a_tuning_that_gained_nothing_warns():
     figures = {"kept_step": 5, "phase1_distance": 0.5, "phase2_distance": 0.6}
-    assert warning_about(figures) is None
-    assert warning_about({}) is None  # phase 1 only, or no phases
-    assert "kept the generator of phase 1" in warning_about(figures | {"kept_step": 0})
-    assert "no farther from real ones" in warning_about(figures | {"phase2_distance": 0.5})
+    assert private_tuning.warning_about(figures) is None
+    assert private_tuning.warning_about({}) is None  # phase 1 only, or no phases
+    assert "kept the generator of phase 1" in private_tuning.warning_about(figures | {"kept_step": 0})
+    assert "no farther from real ones" in private_tuning.warning_about(figures | {"phase2_distance": 0.5})
 
 
 def test_a_meters_mean_distance_is_of_all_pairs_and_its_figures_of_the_sets_they_name():
     images, labels = data()
-    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
+    meter = private_tuning.Meter(images, labels, private_tuning.PrivateTuning(measured=20), rng(), torch.device("cpu"))
     model, distance = build(), Pixels()
     real, made = (one.float() / 255 for one in (meter.images, meter.sample(model)))
     pairs = [float(distance(a[None], b[None])) for a, b in itertools.product(real, made)]
     assert meter.mean_distance(model, distance) == pytest.approx(sum(pairs) / 400, rel=1e-4)
     images, labels = data()
-    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
+    meter = private_tuning.Meter(images, labels, private_tuning.PrivateTuning(measured=20), rng(), torch.device("cpu"))
     asked = []
 
     class Model:
@@ -169,29 +162,31 @@ def test_both_phases_of_a_gan_and_a_second_whose_first_step_is_too_far():
     settings = TUNING.model_copy(
         update={"check_every": 2, "most_steps": 4, "most_tuning_steps": 4, "distance": "pixels", "growth": 1e6}
     )
-    found = fit(model, images, labels, rng(), settings)
+    found = private_tuning.fit(model, images, labels, rng(), settings)
     names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
     both = {f"phase{k}_{name}" for k in (1, 2) for name in (*names, "distance")}
     assert set(found) == both | {"kept_step"}
     assert (found["phase1_steps"], found["phase2_steps"], found["kept_step"]) == (4, 4, 4)
     assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
-    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
+    plain = private_tuning.fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
     assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
     model, (images, labels) = build(), data()
     tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
     loud = TUNING.model_copy(update={**tuning, "alpha": 1e6})
-    found = fit(model, images, labels, rng(), loud)
+    found = private_tuning.fit(model, images, labels, rng(), loud)
     assert (found["kept_step"], found["phase2_steps"]) == (0, 1)
     assert found["phase2_fd"] == found["phase1_fd"]
-    assert warning_about(found)
+    assert private_tuning.warning_about(found)
 
 
 def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
     limits = []
 
-    monkeypatch.setattr(Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0))
+    monkeypatch.setattr(
+        private_tuning.Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0)
+    )
     settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
-    found = fit(build(), *data(), rng(), settings)
+    found = private_tuning.fit(build(), *data(), rng(), settings)
     assert limits == [pytest.approx(3 * found["phase1_fd"])]
 
 
@@ -205,20 +200,20 @@ def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():
 
 
 def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():
-    assert PrivateTuning().for_steps(600).lengths() == (120, 600, 60, 120)
-    assert PrivateTuning().for_steps(8).lengths() == (1, 8, 1, 1)
-    assert PrivateTuning(most_steps=50_000).for_steps(600).lengths() == (10_000, 50_000, 5000, 500)
-    assert PrivateTuning(preset="paper").for_steps(600).lengths() == (10_000, 100_000, 100_000, 500)
+    assert private_tuning.PrivateTuning().for_steps(600).lengths() == (120, 600, 60, 120)
+    assert private_tuning.PrivateTuning().for_steps(8).lengths() == (1, 8, 1, 1)
+    assert private_tuning.PrivateTuning(most_steps=50_000).for_steps(600).lengths() == (10_000, 50_000, 5000, 500)
+    assert private_tuning.PrivateTuning(preset="paper").for_steps(600).lengths() == (10_000, 100_000, 100_000, 500)
 
 
 def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path))
-    PrivateTuning().check_weights()
-    PrivateTuning(preset="paper", on=False).check_weights()
+    private_tuning.PrivateTuning().check_weights()
+    private_tuning.PrivateTuning(preset="paper", on=False).check_weights()
     with pytest.raises(BadInput, match=r"lpips-vgg is not here .*; run polyclinic weights get lpips-vgg"):
-        PrivateTuning(preset="paper").check_weights()
+        private_tuning.PrivateTuning(preset="paper").check_weights()
     with pytest.raises(BadInput, match=r"inception-fid is not here .*; run polyclinic weights get inception-fid"):
-        PrivateTuning(preset="paper", distance="pixels").check_weights()
+        private_tuning.PrivateTuning(preset="paper", distance="pixels").check_weights()
     data = {"source": "fundus-phantom", "size": 28, "samples": 40}
     tables = {"data": data, "sites": {"partition": "iid", "count": 2}, "method": {"name": "feder"}}
     study = parse_study({**tables, "tuning": {"preset": "paper"}})
@@ -232,7 +227,7 @@ def test_with_fids_own_features_the_figure_is_called_fid(monkeypatch):
     monkeypatch.setattr(private_tuning, "inception_features", lambda **_: Extractor(COARSE.network, "Inception"))
     short = {"check_every": 1, "most_steps": 1, "most_tuning_steps": 1, "distance": "pixels"}
     settings = TUNING.model_copy(update={"features": "inception-fid", **short})
-    found = fit(build(), *data(), rng(), settings)
+    found = private_tuning.fit(build(), *data(), rng(), settings)
     assert {"phase1_fid", "phase1_fid_half", "phase1_fid_floor", "phase2_fid"} <= set(found)
     assert not any("_fd" in name for name in found)
 
@@ -243,4 +238,4 @@ def test_gans_can_and_others_say_so():
     assert not VQVAE2().tunable
     model = VQVAE2(width=8, blocks=1).build(channels=1, size=28, target=TWO, seed=0)
     with pytest.raises(BadInput, match="is not trained step by step; choose a GAN"):
-        fit(model, *data(), rng(), TUNING)
+        private_tuning.fit(model, *data(), rng(), TUNING)

@@ -14,15 +14,7 @@ from torch.nn import functional as F
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
-from polyclinic.metrics.distribution import (
-    Extractor,
-    efficientnet_features,
-    fidelity,
-    frechet_distance,
-    inception_features,
-    kernel_distance,
-    precision_recall,
-)
+from polyclinic.metrics import distribution
 from polyclinic.metrics.networks import inception, weights
 from polyclinic.metrics.networks.inception import FIDInception, mixed_a, mixed_e
 from polyclinic.models import initial_weights
@@ -34,9 +26,11 @@ def cloud(count: int, width: int = 6, shift: float = 0.0, name: str = "a") -> Te
 
 
 @pytest.fixture(scope="module")
-def means() -> Extractor:
+def means() -> distribution.Extractor:
     """Features that need no network: means of the four quarters of each channel."""
-    return Extractor(lambda images: torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1), "means", side=8)
+    return distribution.Extractor(
+        lambda images: torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1), "means", side=8
+    )
 
 
 @pytest.mark.parametrize(("n", "m"), [(40, 60), (5, 4), (40, 4)])
@@ -44,29 +38,29 @@ def test_frechet_distance_is_the_formula(n: int, m: int):
     a, b = cloud(n).numpy(), cloud(m, shift=0.5, name="b").numpy() * 1.5
     root = linalg.sqrtm(np.cov(a.T) @ np.cov(b.T)).real
     expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(np.cov(a.T) + np.cov(b.T) - 2 * root)
-    found = frechet_distance(torch.from_numpy(a), torch.from_numpy(b))
+    found = distribution.frechet_distance(torch.from_numpy(a), torch.from_numpy(b))
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_kernel_distance_by_hand():
     a, b = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
     # k(x, y) = (xy + 1)³: within a: k(0, 1) = 1; within b: k(1, 2) = 27; across: 1, 1, 8, 27
-    assert kernel_distance(a, b) == pytest.approx(1 + 27 - 2 * (1 + 1 + 8 + 27) / 4)
+    assert distribution.kernel_distance(a, b) == pytest.approx(1 + 27 - 2 * (1 + 1 + 8 + 27) / 4)
 
 
 def test_precision_and_recall_by_hand_at_the_edge_of_a_ball_too():
     real = torch.tensor([[0.0], [1.0], [2.0], [10.0]])  # radii to the nearest other: 1, 1, 1, 8
     made = torch.tensor([[0.5], [20.0]])  # radii: 19.5, 19.5
-    found = precision_recall(real, made, neighbours=1)
+    found = distribution.precision_recall(real, made, neighbours=1)
     # 0.5 lies in the balls of 0 and 1; 20 in none; recall: both balls of made are large and hold all real ones
     assert found == {"precision": 0.5, "recall": 1.0, "density": 1.0, "coverage": 0.5}
     # Kynkäänniemi's equation 1 has <=. Real at 0, 1, 2, 10 with k = 1: 3 lies on the edge of the ball of 2.
     real, made = torch.tensor([[0.0], [1.0], [2.0], [10.0]]), torch.tensor([[3.0], [40.0]])
-    found = precision_recall(real, made, neighbours=1)
+    found = distribution.precision_recall(real, made, neighbours=1)
     assert found["precision"] == 0.5
     assert found["coverage"] == 0.5  # of 2, at its edge, and of 10, whose ball reaches to 2
     with pytest.raises(BadInput, match="more than 1 images"):
-        precision_recall(real, made[:1], neighbours=1)
+        distribution.precision_recall(real, made[:1], neighbours=1)
 
 
 @pytest.mark.parametrize("rows", [7, 10_000])
@@ -85,13 +79,13 @@ def test_precision_and_recall_are_those_of_scikit_learns_neighbours(rows: int, m
         "density": (away <= radii[0][:, None]).sum(0).mean() / 5,
         "coverage": (away.min(1) <= radii[0]).mean(),
     }
-    assert precision_recall(real.float(), made.float()) == pytest.approx(expected)
+    assert distribution.precision_recall(real.float(), made.float()) == pytest.approx(expected)
 
 
-def test_fidelity_has_a_floor_of_held_out_images_where_given_and_names_its_features(means: Extractor):
+def test_fidelity_has_a_floor_of_held_out_images_where_given_and_names_its_features(means: distribution.Extractor):
     rng = torch_rng("features", "images")
     real, alike, unlike = (noise_images(80, 1, 16, rng) for _ in range(3))
-    good, bad = fidelity(real, alike, means), fidelity(real, unlike * 0.5, means)
+    good, bad = distribution.fidelity(real, alike, means), distribution.fidelity(real, unlike * 0.5, means)
     assert good.images == 40
     assert good.made["FD"] < 5 * good.floor["FD"]
     assert bad.made["FD"] > 20 * bad.floor["FD"]
@@ -101,16 +95,16 @@ def test_fidelity_has_a_floor_of_held_out_images_where_given_and_names_its_featu
     assert "FID" not in str(good.summary())
     rng = torch_rng("features", "held out")
     real, held_out, made = (noise_images(count, 1, 16, rng) for count in (30, 25, 40))
-    found = fidelity(real, made, means, other_real=held_out)
+    found = distribution.fidelity(real, made, means, other_real=held_out)
     assert found.images == 25
-    assert found == fidelity(real, made, means, other_real=held_out)
+    assert found == distribution.fidelity(real, made, means, other_real=held_out)
     with pytest.raises(BadInput, match="10 or more"):
-        fidelity(real, made[:5], means)
+        distribution.fidelity(real, made[:5], means)
 
 
 def test_efficientnet_features_of_grey_bytes():
     images = (noise_images(3, 1, 28, torch_rng("features", "grey")) * 255).to(torch.uint8)
-    extractor = efficientnet_features(side=64)
+    extractor = distribution.efficientnet_features(side=64)
     vectors = extractor(images.numpy())
     assert vectors.shape == (3, 1280)
     assert extractor.name == "EffLite0"
@@ -182,7 +176,7 @@ def test_the_last_block_takes_the_largest_pixel_where_the_published_network_take
 
 def test_features_are_taken_at_299_px_as_fid_does(network):
     images = torch.randint(256, (2, 1, 32, 32), generator=torch_rng("inception"), dtype=torch.uint8)
-    extractor = Extractor(network, network.name, side=inception.SIDE, antialias=False)
+    extractor = distribution.Extractor(network, network.name, side=inception.SIDE, antialias=False)
     grey = images.expand(-1, 3, -1, -1) / 255
     expected = network(F.interpolate(grey, size=(299, 299), mode="bilinear", align_corners=False))
     assert torch.allclose(extractor(images), expected.double(), atol=1e-5)
@@ -200,7 +194,7 @@ def test_a_file_of_weights_is_kept_and_found(tensors, tmp_path, monkeypatch, cap
     assert run_app(["weights", "get", "inception-fid", "--from", str(file)]) == 0
     kept = weights.find("inception-fid", tmp_path)
     assert all(torch.equal(load_file(kept)[name], tensor) for name, tensor in tensors.items())
-    assert inception_features().figure == "FID"
+    assert distribution.inception_features().figure == "FID"
     assert run_app(["weights", "list"]) == 0
     assert f"inception-fid  Inception-v3 of FID, 95 MB       {kept}" in capsys.readouterr().out
 

@@ -2,10 +2,8 @@
 decoder that the attacker trains on images of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,22 +13,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, Tools, not_granted
 from polyclinic.audits.recovery import Recovery, pick_out, score_in_order
 from polyclinic.audits.truth import FEWEST_OWN, AttackerImages, Truth, attacker_images, truth_of_held_out, with_others
 from polyclinic.audits.verdicts import count_of
 from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.generators import CodedModel
+from polyclinic.generators.base import Codes
 from polyclinic.methods.shared.replay_space import public_limits
 from polyclinic.models import split
 from polyclinic.randomness import torch_rng
-
-if TYPE_CHECKING:
-    from polyclinic.audits.attack import Tools
-    from polyclinic.generators import CodedModel
-    from polyclinic.generators.base import Codes
-    from polyclinic.training.loop import Trainer
+from polyclinic.training.loop import Trainer
 
 UNKNOWN = "the encoder that the site computed with is not known"
 #: why a generator of latents is not attacked by itself

@@ -16,18 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.membership import (
-    LossThreshold,
-    Memberships,
-    ReferenceGenerators,
-    Scorer,
-    ShadowModels,
-    lira,
-    nearness_scores,
-    rmia,
-    score_all,
-    shadow_scores,
-)
+from polyclinic.attacks import membership
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_generators import made_images
 from polyclinic.audits.planting import planted_leaning
@@ -60,11 +49,11 @@ class LossMembershipAttack(Attack):
     questions: ClassVar[tuple[str, ...]] = ("membership",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        settings = LossThreshold()
+        settings = membership.LossThreshold()
         if refused := why_not(seen, truth, settings):
             return [refused]
         asked = Candidates(seen, truth)
-        losses = score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
+        losses = membership.score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
         return [membership_finding(settings.name, str(settings), -losses, asked, seen, "minus the loss of an image")]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
@@ -84,17 +73,17 @@ class ReferenceMembershipAttack(LossMembershipAttack):
     def attack(self, seen: Seen, truth: Truth) -> Results:
         """RMIA and LiRA with the same reference models, which are trained as a site trains, on halves of the
         candidates."""
-        settings = ShadowModels(count=seen.tools.effort.references)
+        settings = membership.ShadowModels(count=seen.tools.effort.references)
         if refused := why_not(seen, truth, settings):
             return [refused]
         asked = Candidates(seen, truth)
-        observed = -score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
+        observed = -membership.score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
 
-        def train(index: Tensor, seed: int) -> Scorer:
+        def train(index: Tensor, seed: int) -> membership.Scorer:
             losses = losses_of(seen, reference_model(seen, asked, index, seed))
             return lambda images, answers: -losses(images, answers)
 
-        known = shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
+        known = membership.shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
         return [*beside_references(seen, asked, str(settings), observed, known)]
 
 
@@ -117,7 +106,7 @@ class Candidates:
         return min(self.members, self.others) >= FEWEST
 
 
-def why_not(seen: Seen, truth: Truth, settings: LossThreshold | ShadowModels) -> NotTried | None:
+def why_not(seen: Seen, truth: Truth, settings: membership.LossThreshold | membership.ShadowModels) -> NotTried | None:
     if unsent_names(seen):
         return NotTried(settings.name, "only a part of the network was sent", "membership")
     if refused := not_granted(settings.name, settings.needs, seen, "membership"):
@@ -131,7 +120,10 @@ def beside_references(
     """RMIA and LiRA of scores `observed` [N]; `known`: those of references [S, N], and which of them saw each."""
     scores, inside = known
     population = torch.arange(len(observed)) >= asked.members
-    for name, found in (("rmia", rmia(observed, scores, population)), ("lira", lira(observed, scores, inside))):
+    for name, found in (
+        ("rmia", membership.rmia(observed, scores, population)),
+        ("lira", membership.lira(observed, scores, inside)),
+    ):
         yield membership_finding(f"{name}{suffix}", threat, found, asked, seen, f"score of {name.upper()}")
 
 
@@ -141,7 +133,7 @@ def membership_finding(
     """Whether members score higher than chance has it, with figures by class."""
     inside, outside = scores[: asked.members], scores[asked.members :]
     behind = "images in these sums" if seen.kind in SUM_KINDS else "training images"
-    result = Memberships(inside, outside, threat_model, cases=asked.cases)
+    result = membership.Memberships(inside, outside, threat_model, cases=asked.cases)
     said = result.verdict(seen.tools.level)
     rare = separation(inside, outside, false_alarms=RARE)
     rare_hits = {"hits_rare": rare.hits, "hits_rare_low": rare.hits_low, "hits_rare_high": rare.hits_high}
@@ -207,7 +199,7 @@ def fit(seen: Seen, model: Backbone, images: Tensor, answers: Tensor, steps: int
         optimizer.step()
 
 
-def losses_of(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
+def losses_of(seen: Seen, model: Backbone, *, train: bool = False) -> membership.Scorer:
     """The loss of each image, evaluated as the model would be used (or trained)."""
     task, target, there = seen.tools.assembly.study.task, seen.tools.assembly.target, seen.tools.device
     model = model.to(there).train(train)
@@ -247,7 +239,7 @@ def remembering(seen: Seen, images: Tensor, answers: Tensor, half: int) -> tuple
 
     def area_of(state: Mapping[str, Tensor]) -> float:
         model.load_state_dict(state)
-        losses = score_all(losses_of(seen, model), images, answers)
+        losses = membership.score_all(losses_of(seen, model), images, answers)
         return auc(-losses[:half], -losses[half:])
 
     after = copy.deepcopy(model.state_dict())
@@ -296,7 +288,7 @@ class ReferenceGeneratorsAttack(Attack):
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         """RMIA and LiRA with the same reference generators."""
-        tools, settings = seen.tools, ReferenceGenerators(count=seen.tools.effort.references)
+        tools, settings = seen.tools, membership.ReferenceGenerators(count=seen.tools.effort.references)
         if refused := not_granted(settings.name, settings.needs, seen, "membership"):
             return [refused]
         if tools.assembly.study.task.dense or tools.assembly.study.in_latents:
@@ -307,7 +299,7 @@ class ReferenceGeneratorsAttack(Attack):
         asked = Candidates(seen, truth)
         if not asked.enough:
             return [NotTried(settings.name, TOO_FEW, "membership")]
-        observed = nearness_scores(made, asked.images, tools.distance, device=tools.device)
+        observed = membership.nearness_scores(made, asked.images, tools.distance, device=tools.device)
         known = scores_of_references(seen, asked, len(made), settings.count)
         _, words = shortened(tools.assembly.study.generator, len(asked.images) // 2, tools.effort.generator_steps)
         found = beside_references(seen, asked, str(settings), observed, known, "-generators")
@@ -333,7 +325,7 @@ def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int
     of, names = (seen.site, seen.round), [digest(image) for image in asked.images]
     parcel, (scores, inside, place) = seen.tools.trained.get("generators", ("", (None, None, {})))
     if parcel != of or not set(names) <= place.keys():
-        scores, inside = shadow_scores(
+        scores, inside = membership.shadow_scores(
             lambda index, seed: reference_scorer(seen, asked, index, samples, seed),
             asked.images,
             asked.answers,
@@ -346,7 +338,7 @@ def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int
     return scores[:, rows], inside[:, rows]
 
 
-def reference_scorer(seen: Seen, asked: Candidates, index: Tensor, samples: int, seed: int) -> Scorer:
+def reference_scorer(seen: Seen, asked: Candidates, index: Tensor, samples: int, seed: int) -> membership.Scorer:
     """The scorer of a generator of the study, trained on some of the candidates."""
     tools, study = seen.tools, seen.tools.assembly.study
     settings, _ = shortened(study.generator, len(index), tools.effort.generator_steps)
@@ -354,7 +346,7 @@ def reference_scorer(seen: Seen, asked: Candidates, index: Tensor, samples: int,
     rng = torch_rng(seed, "audit", "reference generator")
     model.fit(to_uint8(asked.images[index]), asked.answers[index], rng)
     made = model.sample(even_labels(samples, model.target), rng)
-    return lambda images, answers: nearness_scores(made, images, tools.distance, device=tools.device)
+    return lambda images, answers: membership.nearness_scores(made, images, tools.distance, device=tools.device)
 
 
 def shortened(settings: Generator, images: int, most: int) -> tuple[Generator, str]:

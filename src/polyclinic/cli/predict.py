@@ -6,16 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SITE, check_choice
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, check_place
-
-if TYPE_CHECKING:
-    pass
 
 
 def predict(

@@ -26,22 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
 from polyclinic import __version__
-from polyclinic.deployment import kits
-from polyclinic.deployment.confirmation import (
-    Confirmation,
-    Coordinator,
-    OwnKeys,
-    PublicPair,
-    Roster,
-    SiteName,
-    canonical,
-    check_signature,
-    confirmation_of,
-    pin,
-    read,
-    same_words,
-    signed,
-)
+from polyclinic.deployment import confirmation, kits
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.federation.ledger.keys import (
     PRIVATE_FILE,
@@ -63,9 +48,9 @@ WAIT = 5.0
 class Invitation(Settings):
     """What a site needs to ask for admission. Nothing in it is secret, and nothing in it says what may leave a site."""
 
-    coordinator: Coordinator
+    coordinator: confirmation.Coordinator
     #: those that are asked for
-    sites: tuple[SiteName, ...]
+    sites: tuple[confirmation.SiteName, ...]
     #: what the coordinator calls the images
     dataset: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     version: str = Field(pattern=r"^[\w.+-]{1,64}$")
@@ -77,8 +62,8 @@ class Request(Settings):
     """What a site sends: its public keys, and a request for a TLS certificate (PEM); signed by its signing key."""
 
     coordinator: str
-    site: SiteName
-    keys: PublicPair
+    site: confirmation.SiteName
+    keys: confirmation.PublicPair
     csr: str = Field(max_length=10_000)
     signature: str = ""
 
@@ -86,8 +71,8 @@ class Request(Settings):
 class Admission(Settings):
     """What the coordinator answers to all: who takes part, and the certificates of the sites (PEM)."""
 
-    roster: Roster
-    certificates: dict[SiteName, str]
+    roster: confirmation.Roster
+    certificates: dict[confirmation.SiteName, str]
     signature: str = ""
 
 
@@ -101,13 +86,13 @@ def invite(
     address, and invites these sites."""
     kits.check_names(names)
     if (folder / INVITATION).exists():
-        before = read(folder / INVITATION, Invitation)
+        before = confirmation.read(folder / INVITATION, Invitation)
         made = before.model_copy(update={"sites": names, "dataset": dataset, "version": __version__})
     else:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = kits.provision_coordinator(folder, server, port)
         signing = Ed25519PrivateKey.generate()
-        OwnKeys(None, signing).write(folder / "server" / "local")
+        confirmation.OwnKeys(None, signing).write(folder / "server" / "local")
         key = signing_public_key(signing).hex()
         coordinator = {"server": server, "port": port, "authority": authority, "signing": key}
         try:
@@ -122,25 +107,27 @@ def invite(
     return made
 
 
-def admitted(folder: Path) -> dict[str, PublicPair]:
+def admitted(folder: Path) -> dict[str, confirmation.PublicPair]:
     """The public keys of the sites whose requests were taken so far."""
-    taken = [read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))]
+    taken = [confirmation.read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))]
     return {one.site: one.keys for one in taken}
 
 
 def admit(folder: Path, files: Sequence[Path]) -> Admission:
     """Take requests, and write the admission of all sites whose requests were taken so far, with new certificates."""
-    invitation = read(folder / INVITATION, Invitation)
-    taken = {file.stem: read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))}
+    invitation = confirmation.read(folder / INVITATION, Invitation)
+    taken = {file.stem: confirmation.read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))}
     for file in files:
-        request = read(file, Request)
+        request = confirmation.read(file, Request)
         _check_request(request, invitation, file)
         if (folder / REQUESTS / f"{request.site}{REVOKED}").exists():
             raise BadInput(f"{file}: '{request.site}' was revoked; the hospital joins again under another name")
         taken[request.site] = request
     if not taken:
         raise BadInput("REQUEST: missing; each site writes one with `polyclinic site join INVITATION NAME`")
-    roster = Roster(coordinator=invitation.coordinator, sites={name: one.keys for name, one in taken.items()})
+    roster = confirmation.Roster(
+        coordinator=invitation.coordinator, sites={name: one.keys for name, one in taken.items()}
+    )
     roster.check()  # before anything is kept: one bad request must not spoil all later lists
     certificates = {}
     for name, one in taken.items():
@@ -152,9 +139,9 @@ def admit(folder: Path, files: Sequence[Path]) -> Admission:
         atomic_write(folder / REQUESTS / f"{name}.json", request.model_dump_json(indent=1) + "\n", durable=True)
     local = folder / "server" / "local"
     signing = Ed25519PrivateKey.from_private_bytes(secret_bytes(local / SIGNING_FILE))
-    made = made.model_copy(update={"signature": signed(signing, made)})
+    made = made.model_copy(update={"signature": confirmation.signed(signing, made)})
     kits.renew_coordinator(folder, roster.coordinator.server)
-    pin(local, roster, OwnKeys(None, signing), rehearsal=invitation.rehearsal)
+    confirmation.pin(local, roster, confirmation.OwnKeys(None, signing), rehearsal=invitation.rehearsal)
     atomic_write(folder / ADMISSION, made.model_dump_json(indent=1) + "\n")
     shutil.copy(local / PUBLIC_FILE, folder / PUBLIC_FILE)
     make_private(folder)
@@ -162,7 +149,7 @@ def admit(folder: Path, files: Sequence[Path]) -> Admission:
 
 
 def _check_request(request: Request, invitation: Invitation, file: Path) -> None:
-    check_signature(request.keys.signing, request, str(file))
+    confirmation.check_signature(request.keys.signing, request, str(file))
     if request.coordinator != digest_of_coordinator(invitation.coordinator):
         raise BadInput(f"{file}: answers the invitation of another federation")
     _refuse_uninvited(request.site, invitation)
@@ -186,8 +173,8 @@ def _refuse_uninvited(site: str, invitation: Invitation) -> None:
         )
 
 
-def digest_of_coordinator(coordinator: Coordinator) -> str:
-    return hashlib.sha256(canonical(coordinator)).hexdigest()
+def digest_of_coordinator(coordinator: confirmation.Coordinator) -> str:
+    return hashlib.sha256(confirmation.canonical(coordinator)).hexdigest()
 
 
 # --- at a site ----------------------------------------------------------------------------------------
@@ -206,11 +193,11 @@ def join(invitation: Invitation, site: str, kit: Path) -> Path:
 
 def draw_keys(kit: Path, site: str) -> Path:
     """Draw new private keys, which count when they are confirmed; the site's request, which holds none of them."""
-    invitation = read(kit / INVITATION, Invitation)
+    invitation = confirmation.read(kit / INVITATION, Invitation)
     aside = kit / NEXT
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700)
-    own, tls = OwnKeys.draw(), rsa.generate_private_key(public_exponent=65537, key_size=3072)
+    own, tls = confirmation.OwnKeys.draw(), rsa.generate_private_key(public_exponent=65537, key_size=3072)
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     private = tls.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
     own.write(aside)
@@ -223,7 +210,7 @@ def draw_keys(kit: Path, site: str) -> Path:
         keys=own.public,
         csr=csr.public_bytes(pem).decode(),
     )
-    made = made.model_copy(update={"signature": signed(own.signing, made)})
+    made = made.model_copy(update={"signature": confirmation.signed(own.signing, made)})
     file = kit / f"{site}{REQUEST}"
     atomic_write(file, made.model_dump_json(indent=1) + "\n")
     make_private(kit)
@@ -239,10 +226,10 @@ class ToConfirm:
     site: str
     admission: Admission
     keys: Path
-    before: Confirmation | None
+    before: confirmation.Confirmation | None
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> confirmation.Roster:
         return self.admission.roster
 
     @property
@@ -267,10 +254,10 @@ def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
     asked = sorted(kit.glob(f"*{REQUEST}"))
     if len(asked) != 1:
         raise BadInput(f"{kit}: is no kit that has asked for admission; `polyclinic site join INVITATION NAME` begins")
-    site, roster = read(asked[0], Request).site, admission.roster
-    if read(kit / INVITATION, Invitation).coordinator != roster.coordinator:
+    site, roster = confirmation.read(asked[0], Request).site, admission.roster
+    if confirmation.read(kit / INVITATION, Invitation).coordinator != roster.coordinator:
         raise BadInput("ADMISSION: is of another coordinator than the invitation that this site joined by")
-    check_signature(roster.coordinator.signing, admission, "ADMISSION")
+    confirmation.check_signature(roster.coordinator.signing, admission, "ADMISSION")
     kits.check_names(tuple(roster.sites))
     roster.check()
     _refuse_earlier_keys(kit, roster)
@@ -285,13 +272,13 @@ def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
         )
     before = None
     with contextlib.suppress(BadInput):  # nothing was confirmed, or a `confirm` was cut off, which asks again
-        before = confirmation_of(kit)
+        before = confirmation.confirmation_of(kit)
     found = ToConfirm(kit, site, admission, folder, before)
     _check_certificate(found)
     return found
 
 
-def _refuse_earlier_keys(kit: Path, roster: Roster) -> None:
+def _refuse_earlier_keys(kit: Path, roster: confirmation.Roster) -> None:
     """BadInput for a list, or a request in it, of before: the earlier keys of a site may be somebody else's now."""
     file = kit / "local" / PUBLIC_FILE
     known = PublicKeys(file) if file.is_file() else None
@@ -304,9 +291,11 @@ def _refuse_earlier_keys(kit: Path, roster: Roster) -> None:
             )
 
 
-def _own(folder: Path) -> OwnKeys:
+def _own(folder: Path) -> confirmation.OwnKeys:
     sealing, signing = secret_bytes(folder / PRIVATE_FILE), secret_bytes(folder / SIGNING_FILE)
-    return OwnKeys(X25519PrivateKey.from_private_bytes(sealing), Ed25519PrivateKey.from_private_bytes(signing))
+    return confirmation.OwnKeys(
+        X25519PrivateKey.from_private_bytes(sealing), Ed25519PrivateKey.from_private_bytes(signing)
+    )
 
 
 def _tls_key(keys: Path) -> Path:
@@ -331,18 +320,18 @@ def confirm(found: ToConfirm, words: str, *, server: str = "") -> str:
     """Make the kit, if these are the words of the list; they are not needed for a list that was confirmed before.
     `server` is the address of a relay in the hospital, `HOST:PORT`, by default the one that the kit
     has; it is returned. Cut off in the middle, it can be done again."""
-    if not found.is_known and not same_words(words, found.roster.words):
+    if not found.is_known and not confirmation.same_words(words, found.roster.words):
         raise BadInput(
             "--words: these are not the words of the list that came here: somebody has another list. Nothing was "
             "changed. If nobody misread, the coordinator, or who sends in its name, deceives you: tell the other sites"
         )
-    kit, invitation = found.kit, read(found.kit / INVITATION, Invitation)
+    kit, invitation = found.kit, confirmation.read(found.kit / INVITATION, Invitation)
     if found.before and not server:  # whoever renews a certificate a year later does not name the relay again
         server = read_json(kit / "startup" / "fed_client.json")["servers"][0]["service"]["target"]
     with no_run_at_work(kit):
         kits.write_site(kit, found.site, found.admission, _tls_key(found.keys), server)
         kits.write_own_settings(kit, invitation.dataset)
-        pin(kit / "local", found.roster, _own(found.keys), rehearsal=invitation.rehearsal)
+        confirmation.pin(kit / "local", found.roster, _own(found.keys), rehearsal=invitation.rehearsal)
     if found.keys.name == NEXT:
         shutil.rmtree(found.keys)
     make_private(kit)

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from polyclinic.metrics.statistics.disclosure import (
-    bounds_of_classes,
-    calibration_counts,
-    mean_of_sites,
-    rounded_interval,
-    safe_intervals,
-    smallest_class,
-    told_cells,
-)
+from polyclinic.metrics.statistics import disclosure
 from polyclinic.metrics.statistics.intervals import classification_metrics
 
 
@@ -24,7 +16,7 @@ def cases(count, seed=0):
 
 def told(count, least):
     said, labels = cases(count)
-    return safe_intervals(classification_metrics(said, labels, said), count, None, least)
+    return disclosure.safe_intervals(classification_metrics(said, labels, said), count, None, least)
 
 
 @pytest.mark.parametrize("count", [40, 200])
@@ -42,9 +34,9 @@ def test_nothing_is_told_of_few_patients_nor_of_bins_with_few_images():
     assert told(9, 0) == {}
     assert told(40, 41) == {}
     said, labels = cases(100)
-    images, right = calibration_counts(said, labels, 0)
+    images, right = disclosure.calibration_counts(said, labels, 0)
     assert images.sum() == 100
-    coarse, coarse_right = calibration_counts(said, labels, 20)
+    coarse, coarse_right = disclosure.calibration_counts(said, labels, 20)
     assert all(count == 0 or count >= 20 for count in coarse)
     assert (coarse_right <= coarse).all()
     assert (right <= images).all()
@@ -53,11 +45,11 @@ def test_nothing_is_told_of_few_patients_nor_of_bins_with_few_images():
 def test_bounds_of_one_patient_and_variances_of_sites_by_hand():
     """Four patients; one has half of the images, and all of class 1."""
     labels, patients = np.array([0, 0, 0, 1, 1, 1]), np.array([1, 2, 3, 4, 4, 4])
-    bounds = bounds_of_classes(labels, patients, classes=3)
+    bounds = disclosure.bounds_of_classes(labels, patients, classes=3)
     assert bounds == {"accuracy": 2, "calibration_error": 4, "auc": 4, "balanced_accuracy": 4, "brier": 4}
-    assert bounds_of_classes(labels, patients)["brier"] == 2
-    assert smallest_class(labels, patients) == 1
-    value, low, high, variance = mean_of_sites({"a": [0.8, 0, 0, 0.04], "b": [0.6, 0, 0, 0.12]})
+    assert disclosure.bounds_of_classes(labels, patients)["brier"] == 2
+    assert disclosure.smallest_class(labels, patients) == 1
+    value, low, high, variance = disclosure.mean_of_sites({"a": [0.8, 0, 0, 0.04], "b": [0.6, 0, 0, 0.12]})
     assert (value, variance) == (pytest.approx(0.7), pytest.approx(0.04))
     assert (low, high) == (pytest.approx(0.7 - 1.96 * 0.2, abs=1e-3), pytest.approx(0.7 + 1.96 * 0.2, abs=1e-3))
 
@@ -71,15 +63,15 @@ def test_bounds_of_one_patient_and_variances_of_sites_by_hand():
 ])  # fmt: skip
 def test_cells_of_few_patients_do_not_follow_from_the_others(people, told):
     cells = [np.array(some, dtype=np.int64) for some in people]
-    assert told_cells(cells, 10).tolist() == told
-    assert told_cells(cells, 0).all()
+    assert disclosure.told_cells(cells, 10).tolist() == told
+    assert disclosure.told_cells(cells, 0).all()
 
 
 def test_what_is_hidden_in_drawn_tables_is_of_enough_patients():
     rng = np.random.default_rng(0)
     for _ in range(200):
         cells = [rng.choice(60, rng.integers(0, 25)) for _ in range(rng.integers(1, 7))]
-        told = told_cells(cells, 10)
+        told = disclosure.told_cells(cells, 10)
         sizes = np.array([len(set(some.tolist())) for some in cells])
         hidden = set().union(*(cells[number].tolist() for number in np.flatnonzero(~told)))
         assert len(hidden) not in range(1, 10) or sizes[told].sum() == 0
@@ -88,11 +80,11 @@ def test_what_is_hidden_in_drawn_tables_is_of_enough_patients():
 
 @pytest.mark.parametrize("count", [10, 20, 40, 100, 250])
 def test_of_two_models_that_differ_on_one_patient_the_change_of_accuracy_is_told_as_of_equal_ones(count):
-    same = rounded_interval((0.0, 0.0, 0.0), 2.0, count, 5, paired=True)
+    same = disclosure.rounded_interval((0.0, 0.0, 0.0), 2.0, count, 5, paired=True)
     for right in range(count):
         change = (right + 1) / count - right / count  # which floating-point numbers round up or down
         reach = 1.4 * change
         for sign in (1, -1):
             value = sign * change
-            told = rounded_interval((value, value - reach, value + reach), 2.0, count, 5, paired=True)
+            told = disclosure.rounded_interval((value, value - reach, value + reach), 2.0, count, 5, paired=True)
             assert told == pytest.approx(same), right

@@ -10,15 +10,7 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from polyclinic.metrics.statistics import (
-    compare_with_baseline,
-    delong_interval,
-    delong_test,
-    delong_variance,
-    holm,
-    mcnemar,
-    paired_test,
-)
+from polyclinic.metrics import statistics
 from polyclinic.metrics.statistics.significance import by_patient, chance_of_firsts, chance_of_order, chance_of_sum
 from polyclinic.randomness import numpy_rng
 
@@ -26,25 +18,25 @@ OURS, THEIRS = [0.81, 0.84, 0.79, 0.86, 0.9], [0.8, 0.79, 0.81, 0.8, 0.83]
 
 
 def test_paired_t_is_scipys_with_folds_and_equal_differences_by_hand():
-    found, expected = paired_test(OURS, THEIRS), stats.ttest_rel(OURS, THEIRS)
+    found, expected = statistics.paired_test(OURS, THEIRS), stats.ttest_rel(OURS, THEIRS)
     interval = expected.confidence_interval()
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert (found.difference, found.n) == (pytest.approx(0.034), 5)
-    plain, folds = paired_test(OURS, THEIRS), paired_test(OURS, THEIRS, overlap=1 / 4)
+    plain, folds = statistics.paired_test(OURS, THEIRS), statistics.paired_test(OURS, THEIRS, overlap=1 / 4)
     t = np.subtract(OURS, THEIRS).mean() / np.sqrt((1 / 5 + 1 / 4) * np.subtract(OURS, THEIRS).var(ddof=1))
     assert folds.p == pytest.approx(2 * stats.t.sf(t, 4))
     assert folds.p > plain.p
-    assert paired_test([0.5, 0.6], [0.5, 0.6]).p == 1
+    assert statistics.paired_test([0.5, 0.6], [0.5, 0.6]).p == 1
     # both seeds better by 0.1: the sign test's two cases out of four
-    assert paired_test([0.6, 0.7], [0.5, 0.6]).p == 0.5
+    assert statistics.paired_test([0.6, 0.7], [0.5, 0.6]).p == 0.5
 
 
 def test_wilcoxon_is_scipys_and_with_ties_counts_all_changes_of_sign():
     rng = np.random.default_rng(0)
     ours, theirs = rng.normal(0.4, 1, 15), rng.normal(size=15)
     expected = stats.wilcoxon(ours, theirs, method="exact").pvalue
-    assert paired_test(ours, theirs, test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
+    assert statistics.paired_test(ours, theirs, test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
     apart = np.array([1.0, 1, 2, 3, -1, 0])
     ranks = {1: 2.0, 2: 4.0, 3: 5.0}  # of |1 1 2 3 1|; the zero is left out
     observed = 2 + 2 + 4 + 5
@@ -52,17 +44,17 @@ def test_wilcoxon_is_scipys_and_with_ties_counts_all_changes_of_sign():
     kept = [[abs(int(value)) for value, sign in zip(apart[:5], signs, strict=True) if sign] for signs in changes]
     sums = [sum(ranks[size] for size in sizes) for sizes in kept]
     expected = np.mean([abs(one - 7.5) >= observed - 7.5 for one in sums])
-    assert paired_test(apart, np.zeros(6), test="wilcoxon").p == expected
-    assert paired_test([1.0, 2], [1.0, 2], test="wilcoxon").p == 1
+    assert statistics.paired_test(apart, np.zeros(6), test="wilcoxon").p == expected
+    assert statistics.paired_test([1.0, 2], [1.0, 2], test="wilcoxon").p == 1
     many = np.random.default_rng(1).integers(-3, 5, 60).astype(float)
     approximate = stats.wilcoxon(many, method="asymptotic").pvalue
-    assert paired_test(many, np.zeros(60), test="wilcoxon").p == pytest.approx(approximate, abs=1e-12)
+    assert statistics.paired_test(many, np.zeros(60), test="wilcoxon").p == pytest.approx(approximate, abs=1e-12)
 
 
 @pytest.mark.parametrize("p", [[0.01, 0.04, 0.03], [0.5, 0.02], [0.2], [0.01, 0.01, 0.9, 0.004]])
 def test_holm_is_statsmodels(p):
-    assert holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
-    assert holm([]) == []
+    assert statistics.holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
+    assert statistics.holm([]) == []
 
 
 @pytest.mark.parametrize(("only_ours", "only_theirs"), [(7, 1), (5, 5), (30, 12), (0, 3), (13, 12), (13, 13)])
@@ -72,23 +64,25 @@ def test_mcnemar_is_statsmodels(only_ours, only_theirs):
     expected = statsmodels_mcnemar(table, exact=only_ours + only_theirs <= 25).pvalue
     if (only_ours, only_theirs) == (13, 13):
         expected = 1.0  # statsmodels takes (|0| - 1)^2; R does not correct here, and neither do we
-    assert mcnemar(*pairs.T) == pytest.approx(expected, abs=1e-12)
-    assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
+    assert statistics.mcnemar(*pairs.T) == pytest.approx(expected, abs=1e-12)
+    assert statistics.mcnemar([1, 0, 1], [1, 0, 1]) == 1
 
 
 def test_methods_against_a_baseline_are_paired_by_seed_and_corrected_together():
     lists = {"fedavg": THEIRS, "cwt": OURS, "feder": [0.9, 0.91, 0.89, 0.9, 0.95]}
-    found = compare_with_baseline({name: dict(enumerate(values)) for name, values in lists.items()}, "fedavg")
+    found = statistics.compare_with_baseline(
+        {name: dict(enumerate(values)) for name, values in lists.items()}, "fedavg"
+    )
     assert list(found) == ["cwt", "feder"]
-    plain = [paired_test(lists[name], THEIRS).p for name in found]
+    plain = [statistics.paired_test(lists[name], THEIRS).p for name in found]
     assert [one.p for one in found.values()] == plain
-    assert [one.p_holm for one in found.values()] == holm(plain)
-    assert compare_with_baseline({"fedavg": {0: 1.0}}, "fedavg") == {}
+    assert [one.p_holm for one in found.values()] == statistics.holm(plain)
+    assert statistics.compare_with_baseline({"fedavg": {0: 1.0}}, "fedavg") == {}
     baseline = {("seed", 1): 0.5, ("seed", 2): 0.7, ("seed", 3): 0.6}
     values = {"fedavg": baseline, "moon": {("seed", 1): 1.0}}
     values["cwt"] = {("seed", 3): 0.9, ("seed", 9): 0.1, ("seed", 1): 0.6}
-    found = compare_with_baseline(values, "fedavg")
-    assert found == {"cwt": paired_test([0.9, 0.6], [0.6, 0.5])}
+    found = statistics.compare_with_baseline(values, "fedavg")
+    assert found == {"cwt": statistics.paired_test([0.9, 0.6], [0.6, 0.5])}
 
 
 def cases(seed: int, levels: int = 12, n: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -109,10 +103,10 @@ def slow_covariance(models: list[np.ndarray], truth: np.ndarray) -> np.ndarray:
 def test_delongs_variance_by_hand_and_an_interval_that_holds_its_area():
     # positives 1 and 3 beat 1/2 and 2/2 of the negatives 0 and 2; negatives lie below 2/2 and 1/2 of the positives:
     # both variances are 1/8, so that the sum is 1/8 / 2 + 1/8 / 2
-    assert delong_variance([1, 3, 0, 2], [1, 1, 0, 0]) == pytest.approx(1 / 8)
-    assert delong_test([1, 3, 0, 2], [2, 6, 1, 5], [1, 1, 0, 0]).p == 1
+    assert statistics.delong_variance([1, 3, 0, 2], [1, 1, 0, 0]) == pytest.approx(1 / 8)
+    assert statistics.delong_test([1, 3, 0, 2], [2, 6, 1, 5], [1, 1, 0, 0]).p == 1
     scores, _, truth = cases(2)
-    found = delong_interval(scores, truth)
+    found = statistics.delong_interval(scores, truth)
     assert found.value == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
     assert 0.5 < found.low < found.value < found.high < 1
 
@@ -120,10 +114,10 @@ def test_delongs_variance_by_hand_and_an_interval_that_holds_its_area():
 def test_test_of_two_models_by_definition():
     first, second, truth = cases(0)
     covariance = slow_covariance([first, second], truth)
-    found = delong_test(first, second, truth)
+    found = statistics.delong_test(first, second, truth)
     difference = roc_auc_score(truth, first) - roc_auc_score(truth, second)
     z = difference / np.sqrt(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
-    assert delong_variance(first, truth) == pytest.approx(covariance[0, 0], abs=1e-14)
+    assert statistics.delong_variance(first, truth) == pytest.approx(covariance[0, 0], abs=1e-14)
     assert found.difference == pytest.approx(difference, abs=1e-12)
     assert found.p == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-10)
     assert found.low == pytest.approx(difference - 1.959964 * difference / z, abs=1e-6)

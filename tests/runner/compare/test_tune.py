@@ -20,19 +20,8 @@ from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.run_folder import is_held
-from polyclinic.runner.compare import compare
+from polyclinic.runner.compare import compare, tune
 from polyclinic.runner.compare.compare import Entry, entries
-from polyclinic.runner.compare.tune import (
-    best_of,
-    choose,
-    chosen_settings,
-    cost_of_search,
-    parse_over,
-    plan,
-    sentence,
-    summarise,
-    write,
-)
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
@@ -40,7 +29,9 @@ LR = {"optimizer.lr": [0.001, 0.05]}
 
 
 def test_values_are_read_as_toml_or_text():
-    over = parse_over(["method.mu=0.1,0.01", "optimizer.name=sgd,adam", 'optimizer.augment=["flip"],[]', "m:a.b=true"])
+    over = tune.parse_over(
+        ["method.mu=0.1,0.01", "optimizer.name=sgd,adam", 'optimizer.augment=["flip"],[]', "m:a.b=true"]
+    )
     assert over == {
         "method.mu": [0.1, 0.01],
         "optimizer.name": ["sgd", "adam"],
@@ -52,30 +43,30 @@ def test_values_are_read_as_toml_or_text():
 @given(sizes=st.lists(st.integers(1, 4), max_size=4), count=st.integers(1, 30), seed=st.integers(0, 3))
 def test_all_combinations_or_a_draw_that_grows_with_the_budget(sizes, count, seed):
     space = {f"optimizer.{i}": list(range(size)) for i, size in enumerate(sizes)}
-    everything = choose(space, 256, seed)
+    everything = tune.choose(space, 256, seed)
     assert len(everything) == np.prod(sizes, dtype=int)
     assert all(everything.count(one) == 1 for one in everything)
-    few, more = choose(space, count, seed), choose(space, count + 3, seed)
+    few, more = tune.choose(space, count, seed), tune.choose(space, count + 3, seed)
     assert len(few) == min(count, len(everything))
-    assert few == choose(space, count, seed)
+    assert few == tune.choose(space, count, seed)
     assert all(one in more for one in few)
     assert [one for one in everything if one in few] == few
 
 
 def test_another_seed_draws_others():
     space = {"optimizer.lr": list(range(40))}
-    assert choose(space, 5, 0) != choose(space, 5, 1)
+    assert tune.choose(space, 5, 0) != tune.choose(space, 5, 1)
 
 
 def test_every_method_gets_the_same_budget_and_only_settings_that_it_has(tiny, tmp_path):
     over = {**LR, "method.mu": [0.1, 0.01, 0.001]}
-    trials = plan(tiny("fedprox"), over, tmp_path, budget=8, methods=["fedprox", "fedavg"], seeds=2)
+    trials = tune.plan(tiny("fedprox"), over, tmp_path, budget=8, methods=["fedprox", "fedavg"], seeds=2)
     by_method = {name: [t for t in trials if t.method == name] for name in ("fedprox", "fedavg")}
     assert len(by_method["fedprox"]) == 4  # of six combinations, four times two seeds
     assert [t.settings for t in by_method["fedavg"]] == [{"optimizer.lr": 0.001}, {"optimizer.lr": 0.05}]
     assert {run.study.method.rounds for t in trials for run in t.runs} == {tiny("fedprox").method.rounds}
     assert len({run.folder for t in trials for run in t.runs}) == 12
-    found = summarise(tiny("fedprox"), over, trials, {}, budget=8, seeds=2)
+    found = tune.summarise(tiny("fedprox"), over, trials, {}, budget=8, seeds=2)
     assert found["methods"]["fedprox"] == {"search": "random", "possible": 6, "tried": 4, "runs": 8}
     assert found["methods"]["fedavg"] == {"search": "all", "possible": 2, "tried": 2, "runs": 4}
 
@@ -86,10 +77,10 @@ def test_ties_go_by_the_loss_and_then_by_the_order(tiny):
 
     rows = [{"settings": "x", "failed": "NaN"}, row("a", 0.7, 0.4), row("b", 0.8, 0.5), row("c", 0.8, 0.3)]
     rows.append(row("d", 0.8, 0.3))
-    assert best_of(rows, tiny("fedavg"))["chosen"] == "c"
+    assert tune.best_of(rows, tiny("fedavg"))["chosen"] == "c"
     ages = tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression"})
-    assert best_of(rows, ages)["chosen"] == "a"  # a lower error is better
-    assert best_of(rows[:1], ages) == {}
+    assert tune.best_of(rows, ages)["chosen"] == "a"  # a lower error is better
+    assert tune.best_of(rows[:1], ages) == {}
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -148,7 +139,7 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
     command = ["tune", str(file), "--over", "optimizer.lr=0.0001,0.05", "--over", "fedprox:method.mu=0.1"]
     command += ["--budget", "2", "--out", str(out), "--quiet"]
     over = {"optimizer.lr": [0.0001, 0.05], "fedprox:method.mu": [0.1]}
-    first = plan(study, over, out, budget=2)[0].runs[0]
+    first = tune.plan(study, over, out, budget=2)[0].runs[0]
     run(first.study, first.folder)  # a search that was stopped after its first trial
     before = (first.folder / "result.json").stat().st_mtime_ns
     assert run_app(command) == 0
@@ -170,21 +161,21 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
     assert (chosen.optimizer.lr, chosen.method.mu) == (facts["chosen"]["optimizer.lr"], 0.1)
     assert chosen.evaluation.final == "test"
     # and `compare` takes what was chosen
-    (entry,) = entries(study, ["fedprox"], 1, out, ["method.rounds=7"], tuned=chosen_settings(out))
+    (entry,) = entries(study, ["fedprox"], 1, out, ["method.rounds=7"], tuned=tune.chosen_settings(out))
     assert entry.study == chosen.with_settings({"method.rounds": 7})
     with pytest.raises(BadInput, match="has no settings for 'cwt'"):
-        entries(study, ["fedprox", "cwt"], 1, out, [], tuned=chosen_settings(out))
+        entries(study, ["fedprox", "cwt"], 1, out, [], tuned=tune.chosen_settings(out))
     older = {"methods": {"fedavg": {"chosen": {"privacy.noise": 1.0}}}}
     (out / "older.json").write_text(json.dumps(older))
     with pytest.raises(BadInput, match=r"older\.json: privacy\.noise is now called 'noise_multiplier'"):
-        chosen_settings(out / "older.json")
+        tune.chosen_settings(out / "older.json")
 
 
 @pytest.mark.slow
 def test_a_search_that_was_killed_goes_on_beside_the_run_that_it_left(tiny, tmp_path):
     """kill -9 leaves a run without its search; the next search waits for that run and takes its result."""
     study = tiny("fedavg", rounds=12)
-    (trial,) = plan(study, {"optimizer.lr": [0.02]}, tmp_path / "out", budget=1)
+    (trial,) = tune.plan(study, {"optimizer.lr": [0.02]}, tmp_path / "out", budget=1)
     (tmp_path / "study.toml").write_text(study.to_toml())
     words = ["tune", tmp_path / "study.toml", "--over", "optimizer.lr=0.02", "--budget", "1", "--out", tmp_path / "out"]
     search = subprocess.Popen([sys.executable, "-m", "polyclinic", *map(str, words), "--quiet"])
@@ -202,7 +193,7 @@ def test_a_search_that_was_killed_goes_on_beside_the_run_that_it_left(tiny, tmp_
 def test_the_function_is_the_command(tiny, tmp_path):
     """`polyclinic.tune` of settings that are finished runs nothing again."""
     study = tiny("fedavg", rounds=1)
-    (trial,) = plan(study, {"optimizer.lr": [0.02]}, tmp_path, budget=1)
+    (trial,) = tune.plan(study, {"optimizer.lr": [0.02]}, tmp_path, budget=1)
     result = run(trial.runs[0].study, trial.runs[0].folder)
     found = polyclinic.tune(study, {"optimizer.lr": [0.02]}, tmp_path, budget=1)
     assert found["trials"][0]["score"] == result.metrics["validation"]["pooled"]["accuracy"]
@@ -211,34 +202,34 @@ def test_the_function_is_the_command(tiny, tmp_path):
 
 def test_with_folds_a_choice_is_scored_on_all_images_that_are_not_for_testing(tiny, tmp_path):
     study = tiny("fedavg", {"data.validation": 0.0, "evaluation.every": 0, "evaluation.select": "last"}, rounds=1)
-    trials = plan(study, LR, tmp_path, budget=5, folds=2)
+    trials = tune.plan(study, LR, tmp_path, budget=5, folds=2)
     assert [run.study.data.tuning_fold for trial in trials for run in trial.runs] == ["1/2", "2/2"] * 2
     scores = []
     for one in trials[0].runs:
         result = run(one.study, one.folder)
         scores.append(result.metrics["validation"]["pooled"]["accuracy"])
         assert result.metrics["test"] == {}
-    found = summarise(study, LR, trials[:1], {}, budget=5, seeds=1, folds=2)
+    found = tune.summarise(study, LR, trials[:1], {}, budget=5, seeds=1, folds=2)
     assert errors("tuning", found) == []
     assert found["trials"][0]["score"] == sum(scores) / 2
     assert found["methods"]["fedavg"]["runs"] == 2
-    write(found, study, tmp_path)
+    tune.write(found, study, tmp_path)
     assert load_study(tmp_path / "best.toml").data == study.data
 
 
 def test_a_failed_trial_is_written_down_and_not_chosen(tiny, tmp_path):
     study = tiny("fedavg", rounds=1)
-    trials = plan(study, LR, tmp_path, budget=2)
+    trials = tune.plan(study, LR, tmp_path, budget=2)
     run(trials[0].runs[0].study, trials[0].runs[0].folder)
     failed = {trials[1].runs[0].folder: "site 'site-1' sent NaN"}
-    found = summarise(study, LR, trials, failed, budget=2, seeds=1)
-    write(found, study, tmp_path)
+    found = tune.summarise(study, LR, trials, failed, budget=2, seeds=1)
+    tune.write(found, study, tmp_path)
     assert errors("tuning", found) == []
     assert found["trials"][1]["failed"] == "site 'site-1' sent NaN"
     assert found["methods"]["fedavg"]["chosen"] == {"optimizer.lr": 0.001}
-    nothing = summarise(study, {}, trials[1:], failed, budget=2, seeds=1)
+    nothing = tune.summarise(study, {}, trials[1:], failed, budget=2, seeds=1)
     with pytest.raises(WorkFailed, match="no trial of fedavg has a score: site 'site-1' sent NaN"):
-        write(nothing, study, tmp_path)
+        tune.write(nothing, study, tmp_path)
     assert "chosen" not in json.loads((tmp_path / "tuning.json").read_text())["methods"]["fedavg"]
 
 
@@ -247,7 +238,7 @@ def test_a_folder_without_a_search_is_refused(tiny, tmp_path, content):
     if content is not None:
         (tmp_path / "tuning.json").write_text(content)
     with pytest.raises(BadInput, match="name the folder that `polyclinic tune` wrote"):
-        chosen_settings(Path(tmp_path))
+        tune.chosen_settings(Path(tmp_path))
 
 
 PRIVATE = {"privacy.noise_multiplier": 4.0, "privacy.delta": 1e-5, "optimizer.batch_size": 8}
@@ -264,7 +255,7 @@ def entry_of(tiny, undisturbed, tmp_path):
 
 def test_private_runs_of_a_search_are_composed_and_others_cost_nothing(entry_of, tiny, tmp_path):
     runs = [entry_of("fedavg", {**PRIVATE, "optimizer.lr": lr}) for lr in (0.1, 0.01)]
-    cost = cost_of_search(runs)
+    cost = tune.cost_of_search(runs)
     assert cost is not None
     (spent, _) = (run.result["privacy"] for run in runs)
     assert cost["runs"] == 2
@@ -275,6 +266,6 @@ def test_private_runs_of_a_search_are_composed_and_others_cost_nothing(entry_of,
         compute_epsilon(8 / counts["train"], 4.0, 2 * max(1, counts["train"] // 8), 1e-5) for counts in one.values()
     )
     assert cost["epsilon"] == pytest.approx(most, rel=1e-6)
-    assert sentence(cost).startswith(f"privacy: the 2 private runs of this search have spent epsilon {most:.3g}")
+    assert tune.sentence(cost).startswith(f"privacy: the 2 private runs of this search have spent epsilon {most:.3g}")
     unfinished = Entry("fedavg", 0, tiny("fedavg", PRIVATE), tmp_path / "none")
-    assert cost_of_search([entry_of("fedavg", {}), unfinished]) is None
+    assert tune.cost_of_search([entry_of("fedavg", {}), unfinished]) is None

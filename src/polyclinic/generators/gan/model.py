@@ -13,20 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import (
-    PLAIN,
-    Array,
-    ExtraLoss,
-    FitOptions,
-    GeneratorModel,
-    ModelSpec,
-    Progress,
-    RandomSource,
-    Steps,
-    as_tensor,
-    check_labels,
-    initial_networks,
-)
+from polyclinic.generators import base
 from polyclinic.generators.gan.adversarial import GANLoss
 from polyclinic.generators.gan.networks import OfEachClass, compute_as_products
 from polyclinic.generators.gan.trainer import DRAWS, GANNetworks, GANTrainer, RealBatches, random_labels
@@ -44,23 +31,25 @@ REPORTS = 20  # times that progress is reported
 LAST = 100  # steps whose mean loss is told
 
 
-class GANModel(GeneratorModel):
+class GANModel(base.GeneratorModel):
     """Networks `generator`, `average` (the EMA of the generator; samples come from it) and `discriminator`."""
 
-    def __init__(self, settings: GAN, spec: ModelSpec) -> None:
+    def __init__(self, settings: GAN, spec: base.ModelSpec) -> None:
         shape = settings.shape(spec.channels, spec.size, spec.target)
-        networks = initial_networks(lambda: settings.networks(shape), seed_of(spec.seed, "generator"))
+        networks = base.initial_networks(lambda: settings.networks(shape), seed_of(spec.seed, "generator"))
         super().__init__(networks, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
         self.settings, self.precision = settings, spec.precision
 
-    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+    def fit(
+        self, images: base.Array, labels: base.Array, rng: torch.Generator, options: base.FitOptions = base.PLAIN
+    ) -> dict[str, float]:
         if "generator" in options.private:
             batches = RealBatches(self, images, labels, rng, options.replayed)
             return self._fit_privately(batches, rng, options.private["generator"])
         [losses] = fit_together([Learner(self, images, labels, rng, options.report, options.replayed)])
         return losses
 
-    def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
+    def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> base.Steps:
         return GANSteps([Learner(self, images, labels, rng)])
 
     def _fit_privately(self, batches: RealBatches, rng: torch.Generator, learn: LearnPrivately) -> dict[str, float]:
@@ -68,7 +57,7 @@ class GANModel(GeneratorModel):
 
         Before each private step on a batch the generator takes its own, so that both learn in turns as always.
         """
-        settings, random, images = self.settings, RandomSource(rng, self.device), len(batches.images)
+        settings, random, images = self.settings, base.RandomSource(rng, self.device), len(batches.images)
         discriminator = self.networks["discriminator"]
         # private gradients hang on the modules of the discriminator: the generator's must not pass there
         twin = copy.deepcopy(discriminator)
@@ -90,9 +79,9 @@ class GANModel(GeneratorModel):
         return {"generator": float("nan")}
 
     @torch.no_grad()
-    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
-        labels = check_labels(as_tensor(labels), len(labels), self.target)
-        average, random = self.networks["average"].eval(), RandomSource(rng, self.device)
+    def sample(self, labels: base.Array, rng: torch.Generator) -> Tensor:
+        labels = base.check_labels(base.as_tensor(labels), len(labels), self.target)
+        average, random = self.networks["average"].eval(), base.RandomSource(rng, self.device)
         sampled = []
         for some in labels.split(max(1, CHUNK_PIXELS // self.size**2)):
             noise = random.normal(len(some), self.settings.latent)
@@ -106,7 +95,7 @@ class GANModel(GeneratorModel):
 
 
 def private_rows(
-    trainer: GANTrainer, batch: tuple[Tensor, Tensor], wanted: Tensor, random: RandomSource, seeds: Tensor
+    trainer: GANTrainer, batch: tuple[Tensor, Tensor], wanted: Tensor, random: base.RandomSource, seeds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A batch for a discriminator with differential privacy: real and fake images, labels, and which are real.
 
@@ -216,7 +205,7 @@ class StepDraws:
 
     def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
         self.model, self.batches = model, batches
-        self.random = RandomSource(rng, model.device)
+        self.random = base.RandomSource(rng, model.device)
         #: labels of the last real batch, and of the fake images to make next
         self.labels = self.wanted = torch.empty(0)
 
@@ -261,10 +250,10 @@ class Learner(NamedTuple):
     """A GAN, and what it learns from; all of a stack have batches of one size and one shape of images."""
 
     model: GANModel
-    images: Array
-    labels: Array
+    images: base.Array
+    labels: base.Array
     rng: torch.Generator
-    progress: Progress = lambda *_: None
+    progress: base.Progress = lambda *_: None
     replayed: Iterator[Batch] | None = None
 
 
@@ -285,7 +274,7 @@ class GANSteps:
         self.trainer = GANTrainer(self.networks, first.settings, **how)
         self._take = GraphedStep(functools.partial(both_steps, self.trainer), "a step of a GAN", graphed=graphed)
 
-    def step(self, extra: ExtraLoss | None = None) -> Tensor:
+    def step(self, extra: base.ExtraLoss | None = None) -> Tensor:
         """The discriminator's steps, then one of the generator, which pays `extra` besides; its loss, [] or [M]."""
         each = [one.for_both(self.trainer) for one in self.drawn]
         inputs = [stacked(parts) for parts in zip(*each, strict=True)]
@@ -294,7 +283,7 @@ class GANSteps:
         return self._take(*inputs).clone()  # a replay overwrites it
 
 
-def _gradient(extra: ExtraLoss, fake: Tensor, real: Tensor) -> Tensor:
+def _gradient(extra: base.ExtraLoss, fake: Tensor, real: Tensor) -> Tensor:
     """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
     seen = fake.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(extra((real + 1) / 2, (seen.float() + 1) / 2), seen)

@@ -13,19 +13,7 @@ from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import (
-    PLAIN,
-    Array,
-    CodedModel,
-    Codes,
-    FitOptions,
-    Generator,
-    ModelSpec,
-    as_tensor,
-    check_labels,
-    count,
-    initial_networks,
-)
+from polyclinic.generators import base
 from polyclinic.generators.latent_space import CodeSpace
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Learning, Moved, losses, noise_images
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
@@ -48,7 +36,7 @@ CHUNK_PIXELS = 2**22  # encoded or decoded at a time
 CHUNK_CODES = 2**17  # drawn at a time
 
 
-class VQVAE2(Generator):
+class VQVAE2(base.Generator):
     """The `[generator]` table with `name = "vqvae2"`."""
 
     name: Literal["vqvae2"] = "vqvae2"
@@ -84,7 +72,7 @@ class VQVAE2(Generator):
     summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
     has_codes: ClassVar[bool] = True
 
-    def model_for(self, spec: ModelSpec) -> "VQVAE2Model":
+    def model_for(self, spec: base.ModelSpec) -> "VQVAE2Model":
         return VQVAE2Model(self, spec)
 
     def sampling_obstacle(self) -> str | None:
@@ -99,17 +87,17 @@ class VQVAE2(Generator):
         return None
 
 
-class VQVAE2Model(CodedModel):
+class VQVAE2Model(base.CodedModel):
     """`autoencoder` and `prior` are its networks; whoever trains them otherwise (with differential privacy, say)
     takes them, with the per-image losses in `autoencoder.losses` and `prior.negative_log_likelihoods`."""
 
-    def __init__(self, settings: VQVAE2, spec: ModelSpec) -> None:
+    def __init__(self, settings: VQVAE2, spec: base.ModelSpec) -> None:
         def networks() -> dict[str, nn.Module]:
             autoencoder = Autoencoder(settings, spec.channels, spec.size)
             prior = {"prior": Prior(settings, spec.target, autoencoder.grid)} if settings.prior_epochs else {}
             return {"autoencoder": autoencoder, **prior}
 
-        made = initial_networks(networks, seed_of(spec.seed, "generator"))
+        made = base.initial_networks(networks, seed_of(spec.seed, "generator"))
         super().__init__(made, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
         self.settings, self.precision = settings, spec.precision
         self.chunk = max(1, CHUNK_PIXELS // self.size**2)
@@ -140,14 +128,16 @@ class VQVAE2Model(CodedModel):
 
     # --- learning ---------------------------------------------------------------------------------
 
-    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+    def fit(
+        self, images: base.Array, labels: base.Array, rng: torch.Generator, options: base.FitOptions = base.PLAIN
+    ) -> dict[str, float]:
         """The autoencoder on the images, then the prior on their codes (unless `prior_epochs` is 0)."""
         found = {"autoencoder": self.fit_codes(images, rng, options)}
         if self.settings.prior_epochs:
             found["prior"] = self.fit_prior(self.encode(images), labels, rng, options)
         return found
 
-    def fit_codes(self, images: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
+    def fit_codes(self, images: base.Array, rng: torch.Generator, options: base.FitOptions = base.PLAIN) -> float:
         images, net, settings = self.near(self.accept_images(images)), self.autoencoder.train(), self.settings
         if net.top_codebook.learning == "ema" and not bool(net.top_codebook.counts.any()):
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
@@ -197,9 +187,11 @@ class VQVAE2Model(CodedModel):
         finally:
             net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
-    def fit_prior(self, codes: Codes, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
+    def fit_prior(
+        self, codes: base.Codes, labels: base.Array, rng: torch.Generator, options: base.FitOptions = base.PLAIN
+    ) -> float:
         """Learn the distribution of codes, given labels; the last mean loss in nats per code, both levels added."""
-        labels = check_labels(as_tensor(labels), count(codes), self.target)
+        labels = base.check_labels(base.as_tensor(labels), base.count(codes), self.target)
         net, settings = self.prior.train(), self.settings
         books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
         net.know(*(book.vectors.weight.detach() for book in books))
@@ -234,30 +226,30 @@ class VQVAE2Model(CodedModel):
                 options.private["prior"](net, losses_of, batch_of, schedule, joined)
                 return float("nan")
             objective = Objective(net.parameters(), batch_of, loss_of)
-            return descend(objective, count(codes), schedule, rng, partial(options.report, "prior"))
+            return descend(objective, base.count(codes), schedule, rng, partial(options.report, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
+    def sample(self, labels: base.Array, rng: torch.Generator) -> Tensor:
         return self.decode(self.sample_codes(labels, rng))
 
     @torch.no_grad()
-    def sample_codes(self, labels: Array, rng: torch.Generator) -> dict[str, Tensor]:
+    def sample_codes(self, labels: base.Array, rng: torch.Generator) -> dict[str, Tensor]:
         """New codes from the prior, one image for every label."""
-        labels, prior = as_tensor(labels), self.prior.eval()
-        check_labels(labels, len(labels), self.target)
+        labels, prior = base.as_tensor(labels), self.prior.eval()
+        base.check_labels(labels, len(labels), self.target)
         size = max(1, CHUNK_CODES // (5 * self.autoencoder.grid**2))
         drawn = [prior.sample(self.on_device(some), rng, self.settings.temperature) for some in labels.split(size)]
         return _kept(drawn)
 
     @torch.no_grad()
-    def encode(self, images: Array) -> dict[str, Tensor]:
+    def encode(self, images: base.Array) -> dict[str, Tensor]:
         net, pieces = self.autoencoder.eval(), self.accept_images(images).split(self.chunk)
         return _kept([[one.codes for one in net.quantised(self.to_unit(some))] for some in pieces])
 
     @torch.no_grad()
-    def decode(self, codes: Codes) -> Tensor:
+    def decode(self, codes: base.Codes) -> Tensor:
         net, found = self.autoencoder.eval(), []
         books = (net.top_codebook, net.bottom_codebook)
         for level, side, book in zip(LEVELS, (net.grid, 2 * net.grid), books, strict=True):
@@ -275,11 +267,11 @@ class VQVAE2Model(CodedModel):
 
     # --- how good it is ---------------------------------------------------------------------------
 
-    def usage(self, codes: Codes) -> dict[str, float]:
+    def usage(self, codes: base.Codes) -> dict[str, float]:
         """Which share of each level's codes occurs at all in these."""
         return {level: len(codes[level].unique()) / size for level, size in self.codebook_sizes.items()}
 
-    def quality(self, images: Array) -> dict[str, float]:
+    def quality(self, images: base.Array) -> dict[str, float]:
         """How well images come back (psnr, in dB) and which share of the codes they use (usage_top, usage_bottom)."""
         images = self.accept_images(images)
         codes = self.encode(images)

@@ -9,19 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import StringConstraints
 
 from polyclinic import __version__
+from polyclinic.deployment import site_status
 from polyclinic.deployment.approval import Approvals, Request
 from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.processes import is_running
-from polyclinic.deployment.site_status import (
-    RunStatus,
-    approvals_of,
-    budgets,
-    describe,
-    is_finished,
-    run_folders,
-    run_of,
-    standing,
-)
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import DANGEROUS
@@ -54,7 +45,7 @@ class Why(Asked):
 def site_app(kit: Path, access: Access) -> App:
     """The application, behind its guard."""
     app = bare_app("this site", "/site.js")
-    view = SiteView(approvals_of(kit))
+    view = SiteView(site_status.approvals_of(kit))
     app.get("/api/site")(view.site)
     app.get("/api/site/study")(view.study)
     app.get("/api/site/ledger")(view.ledger)
@@ -85,7 +76,7 @@ class SiteView:
                 "studies": studies,
                 "others": [_what_left(run) for run in runs if run.name not in known],
                 "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
-                "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
+                "budgets": [{**asdict(one), "sentence": one.sentence} for one in site_status.budgets(policy, runs)],
                 "kinds": list(policy.kinds),
                 "dangerous": [kind for kind in policy.kinds if kind in DANGEROUS],
                 "problems": [*self.approvals.damaged(), *problems],
@@ -95,7 +86,11 @@ class SiteView:
     def study(self, run: Text) -> Any:
         """The requests of a study to the site, in plain sentences."""
         with self._lock:
-            return {"run": run, **describe(self.approvals, run)._asdict(), "decisions": self._decisions(run)}
+            return {
+                "run": run,
+                **site_status.describe(self.approvals, run)._asdict(),
+                "decisions": self._decisions(run),
+            }
 
     def decide(self, made: Decided) -> Any:
         """Approve, refuse or revoke: the same as the command of this name."""
@@ -103,7 +98,7 @@ class SiteView:
             raise BadInput("who: missing; write your name: it stands beside the approval")
         with self._lock:
             self.approvals.decide(made.run, made.decision, made.why, made.who)
-            return {"run": made.run, "standing": standing(self.approvals, made.run)}
+            return {"run": made.run, "standing": site_status.standing(self.approvals, made.run)}
 
     def stop_all(self, made: Why) -> Any:
         """Take back every approval: nothing more leaves the site until its people approve a study again."""
@@ -123,17 +118,17 @@ class SiteView:
 
     # --- behind them ------------------------------------------------------------------------------
 
-    def _runs(self) -> tuple[list[RunStatus], list[str]]:
+    def _runs(self) -> tuple[list[site_status.RunStatus], list[str]]:
         """The runs of the site, and what is wrong with those whose ledger cannot be read."""
         policy, runs, problems = policy_of(self.approvals.policy_file), [], []
-        for folder in run_folders(self.approvals.kit):
+        for folder in site_status.run_folders(self.approvals.kit):
             try:
-                runs.append(run_of(self.approvals.kit, self.approvals.site, policy, folder))
+                runs.append(site_status.run_of(self.approvals.kit, self.approvals.site, policy, folder))
             except (WorkFailed, BadInput) as error:
                 problems.append(str(error))
         return runs, problems
 
-    def _study(self, request: Request, status: RunStatus | None) -> JsonObject:
+    def _study(self, request: Request, status: site_status.RunStatus | None) -> JsonObject:
         method = request.study["method"]
         return {
             "run": request.run,
@@ -141,8 +136,8 @@ class SiteView:
             "method": method["name"],
             "rounds": method["rounds"],
             "state": self.approvals.state(request.run),
-            "standing": standing(self.approvals, request.run),
-            "finished": is_finished(self.approvals.kit, request.run),
+            "standing": site_status.standing(self.approvals, request.run),
+            "finished": site_status.is_finished(self.approvals.kit, request.run),
             "decisions": self._decisions(request.run),
             **(_what_left(status) if status else {"at_work": False, "left": []}),
         }
@@ -156,7 +151,7 @@ class SiteView:
         return [{"decision": one.decision, "by": one.by, "at": one.at, "why": one.why} for one in made]
 
 
-def _what_left(run: RunStatus) -> JsonObject:
+def _what_left(run: site_status.RunStatus) -> JsonObject:
     left = [
         {"kind": kind, "parcels": sum(line["kind"] == kind for line in run.lines), "bytes": size}
         for kind, size in run.bytes_by_kind.items()
