@@ -18,19 +18,10 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.decoders import FeatureDecoder
+from polyclinic.audits import sum_layouts
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, membership_finding, unsent_names
 from polyclinic.audits.recovery import Identification, Recovery, correlations, recovery, without_grey
-from polyclinic.audits.sum_layouts import (
-    MOST,
-    OUTLIER,
-    FewImages,
-    MomentMatrices,
-    few_images,
-    histogram_scores,
-    read_sums,
-    sums_like,
-)
 from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images, truth_of_held_out, truth_of_images
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection
@@ -59,7 +50,7 @@ class SecondMomentsAttack(Attack):
     questions: ClassVar[tuple[str, ...]] = ("membership",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        sums = read_sums(seen.parcel)
+        sums = sum_layouts.read_sums(seen.parcel)
         if sums is None or not isinstance(seen.network, Encoded):
             return [NotTried(MOMENTS, "the parcel holds no sums of an encoder's features", QUESTION)]
         if refused := why_not(MOMENTS, seen, truth):
@@ -72,17 +63,17 @@ class SecondMomentsAttack(Attack):
         )  # fmt: skip
         figures: dict[str, float | int] = {"images_behind": sums.images, "features": features.shape[1]}
         figures["images_per_feature"] = sums.images / features.shape[1]
-        if isinstance(sums, MomentMatrices):
-            alone = sums.leverages(features, asked.answers)[: asked.members] > OUTLIER
+        if isinstance(sums, sum_layouts.MomentMatrices):
+            alone = sums.leverages(features, asked.answers)[: asked.members] > sum_layouts.OUTLIER
             figures["outliers"] = int(alone.sum())
         return [found.with_figures(figures)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         def make(images: Tensor, answers: Tensor) -> Parcel:
-            return sums_like(seen.parcel, features_of(seen, images).numpy(), answers)
+            return sum_layouts.sums_like(seen.parcel, features_of(seen, images).numpy(), answers)
 
         def score(parcel: Parcel, images: Tensor, answers: Tensor) -> Tensor:
-            sums = read_sums(parcel)
+            sums = sum_layouts.read_sums(parcel)
             assert sums is not None, "made in this layout"
             return sums.scores(features_of(seen, images), answers)
 
@@ -173,7 +164,7 @@ def scores_in_round(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
         own = answers == label
         for rows, histogram in ((own, counts[label, 1]), (~own, counts[label, 0])):
             if bool(rows.any()):
-                total[rows] += histogram_scores(histogram, found[rows, label], edges)
+                total[rows] += sum_layouts.histogram_scores(histogram, found[rows, label], edges)
     return total
 
 
@@ -217,11 +208,11 @@ class FeatureDecoderAttack(Attack):
     questions: ClassVar[tuple[str, ...]] = ("images",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        if read_sums(seen.parcel) is None or not isinstance(seen.network, Encoded):
+        if sum_layouts.read_sums(seen.parcel) is None or not isinstance(seen.network, Encoded):
             return []  # nothing to read features out of; the attack on second moments says so
-        groups = few_images(seen.parcel) if seen.sites == 1 else []
+        groups = sum_layouts.few_images(seen.parcel) if seen.sites == 1 else []
         if not groups:
-            why = f"no sum is of {MOST} images or fewer, and a mean of more shows none of them"
+            why = f"no sum is of {sum_layouts.MOST} images or fewer, and a mean of more shows none of them"
             return [NotTried(NAME, why, excluded=True)]
         return [decode_sums(seen, truth, groups)]
 
@@ -234,14 +225,16 @@ class FeatureDecoderAttack(Attack):
         features = features_of(seen, images).numpy()
         spread = NOISE * features.std(0, keepdims=True)
         noise = torch.randn(members, features.shape[1], generator=torch_rng(seen.tools.seed, "audit", "planted sums"))
-        parcel = sums_like(seen.parcel, features[:members] + spread * noise.numpy(), labels[:members])
-        if [one.shape for one in few_images(parcel)] != [one.shape for one in few_images(seen.parcel)]:
+        parcel = sum_layouts.sums_like(seen.parcel, features[:members] + spread * noise.numpy(), labels[:members])
+        if [one.shape for one in sum_layouts.few_images(parcel)] != [
+            one.shape for one in sum_layouts.few_images(seen.parcel)
+        ]:
             return []  # fewer held-out images of a class than the real sums have: the plant would be an easier one
         words = f"the same sums of held-out images, with noise of {NOISE:g} of the features' deviation on each image"
         return [seen.planted("noisy sums", words, truth_of_images(truth, images, labels, members), parcel)]
 
 
-def decode_sums(seen: Seen, truth: Truth, groups: Sequence[FewImages]) -> Finding | NotTried:
+def decode_sums(seen: Seen, truth: Truth, groups: Sequence[sum_layouts.FewImages]) -> Finding | NotTried:
     """Train a decoder, and score what it makes of the vectors of each group."""
     tools = seen.tools
     settings = FeatureDecoder(steps=tools.effort.latent_steps)
@@ -265,7 +258,7 @@ def decode_sums(seen: Seen, truth: Truth, groups: Sequence[FewImages]) -> Findin
     return Finding(NAME, found.threat_model, verdict, [words], result.draw, doubt=doubt).with_figures(figures)
 
 
-def _doubt(groups: Sequence[FewImages], compared: int) -> str:
+def _doubt(groups: Sequence[sum_layouts.FewImages], compared: int) -> str:
     """Why nothing found would not be enough, if so."""
     means = [group.images for group in groups if len(group.vectors) < group.images]
     if means:
@@ -286,7 +279,7 @@ class ComparedSet:
 
 
 def _sets(
-    groups: Sequence[FewImages], found: Tensor, truth: Truth, held_out: Tensor, labels: Tensor
+    groups: Sequence[sum_layouts.FewImages], found: Tensor, truth: Truth, held_out: Tensor, labels: Tensor
 ) -> list[ComparedSet]:
     own = truth.labels(truth.used)
     pieces = found.split([len(group.vectors) for group in groups])
