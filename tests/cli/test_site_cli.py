@@ -16,7 +16,7 @@ from PIL import Image
 from processes import start_polyclinic, wait_for
 from served import write_run
 
-from polyclinic.cli import run_app, start
+from polyclinic.cli import run_app, study
 from polyclinic.deployment.approval import Approvals
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.ledger import Ledger
@@ -257,8 +257,8 @@ def test_images_become_a_study_a_model_and_a_report(scans, capsys):
 
 
 def test_who_says_no_gets_the_study_and_goes_on_with_it_later(scans, tiny, monkeypatch, capsys):
-    monkeypatch.setattr(start.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(start.typer, "confirm", lambda words, default: False)
+    monkeypatch.setattr(study.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(study.typer, "confirm", lambda words, default: False)
     assert run_app(["start", str(scans), "--out", "mine"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["study.toml"]
     Path("mine/study.toml").write_text(tiny("fedavg", rounds=1).to_toml())

@@ -27,7 +27,7 @@ from polyclinic.cli import run_app
 from polyclinic.deployment import joining, kits
 from polyclinic.deployment.confirmation import Confirmation, OwnKeys, Roster, confirmation_of, read, signed
 from polyclinic.deployment.joining import Invitation, Request, admit, confirm, draw_keys, invite, join, to_confirm
-from polyclinic.deployment.leaving import distrust, leave
+from polyclinic.deployment.site_status import distrust, leave
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.policy import Policy

@@ -83,7 +83,7 @@ def test_what_the_it_page_says_about_uninstalling_leaves_the_proof(kit):
 
 
 def test_a_running_site_does_not_leave(kit, capsys, monkeypatch):
-    monkeypatch.setattr("polyclinic.deployment.leaving.is_running", lambda folder: folder == kit)
+    monkeypatch.setattr("polyclinic.deployment.site_status.is_running", lambda folder: folder == kit)
     assert run_app(["site", "leave", "--yes", "--kit", str(kit)]) == 2
     assert "site north is running; stop it" in capsys.readouterr().err
     assert (kit / "startup" / "client.key").exists()

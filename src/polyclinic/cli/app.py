@@ -18,9 +18,7 @@ from polyclinic.cli import (
     privacy,
     report,
     run,
-    serve,
     site,
-    start,
     study,
 )
 from polyclinic.cli.groups import Commands
@@ -50,7 +48,7 @@ def _main(
 
 # in the order of `polyclinic --help`: single commands, then groups
 commands: dict[str, Callable[..., None]] = {
-    "start": start.start,
+    "start": study.start,
     "run": run.run,
     "list": plugins.list_entries,
     "new-plugin": plugins.new_plugin,
@@ -64,7 +62,7 @@ commands: dict[str, Callable[..., None]] = {
     "privacy": privacy.privacy,
     "bench": doctor.bench,
     "doctor": doctor.doctor,
-    "serve": serve.serve,
+    "serve": report.serve,
 }
 for name, command in commands.items():
     app.command(name)(command)

@@ -186,19 +186,16 @@ def leave(
     kit: Path = KIT, yes: bool = typer.Option(False, "--yes", help="Do it; without this nothing is deleted.")
 ) -> None:
     """Leave the federation for good: delete this site's private keys, and keep its ledgers."""
-    from polyclinic.deployment import leaving
+    from polyclinic.deployment import site_status
 
     approvals = approvals_of(kit)
     if not yes:
         raise BadInput("--yes: missing; with it the kit's private keys, noise and cache of images are deleted for good")
-    for path in leaving.leave(approvals.kit, approvals.site):
+    for path in site_status.leave(approvals.kit, approvals.site):
         typer.echo(f"deleted {path}")
-    typer.echo(
-        f"site {approvals.site} has left. Its ledgers, decisions, models and public keys stay in {kit}: keep them."
-    )
-    typer.echo(
-        f"Tell the coordinator: `polyclinic deploy revoke-site {approvals.site}`, and no study names the site again"
-    )
+    site = approvals.site
+    typer.echo(f"site {site} has left. Its ledgers, decisions, models and public keys stay in {kit}: keep them.")
+    typer.echo(f"Tell the coordinator: `polyclinic deploy revoke-site {site}`, and no study names the site again")
 
 
 @app.command("distrust")
@@ -207,9 +204,9 @@ def distrust(
     kit: Path = KIT,
 ) -> None:
     """Seal nothing for another site any more."""
-    from polyclinic.deployment import leaving
+    from polyclinic.deployment import site_status
 
-    leaving.distrust(approvals_of(kit).kit, other)
+    site_status.distrust(approvals_of(kit).kit, other)
     typer.echo(f"{other}: this site seals nothing for it any more; its old ledgers can still be verified")
 
 
