@@ -20,6 +20,7 @@ from polyclinic.cli import (
     run,
     site,
     study,
+    withdraw,
 )
 from polyclinic.cli.groups import Commands
 
@@ -60,6 +61,7 @@ commands: dict[str, Callable[..., None]] = {
     "worth": evaluate.worth,
     "export": predict.export,
     "privacy": privacy.privacy,
+    "withdraw": withdraw.withdraw,
     "bench": doctor.bench,
     "doctor": doctor.doctor,
     "serve": report.serve,

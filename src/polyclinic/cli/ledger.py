@@ -69,6 +69,25 @@ def show(
     typer.echo("\n".join(refusals(run)))
 
 
+@app.command()
+def who(
+    patient: str = typer.Argument(..., help="A patient, as the site's own data calls him or her."),
+    run: Path = typer.Argument(..., help="A run folder, or a site's kit, of which all runs are looked at."),
+) -> None:
+    """List the runs, rounds and parcels that knew a patient. For the site's own people."""
+    from polyclinic.audits.withdrawal import runs_that_knew
+
+    found = runs_that_knew(run, patient)
+    for name, sites in found.items():
+        for site, (counts, lines) in sites.items():
+            images = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
+            typer.echo(f"{name}, {site}: images: {images}; {len(lines)} parcels left")
+            for line in lines:
+                typer.echo(f"  round {line['round']}, {line['operation']}: {line['kind']} {line['digest'][:12]}")
+    if not found:
+        typer.echo("no run knew this patient")
+
+
 def sentence_about(site: str, checked: Checked) -> str:
     """A sentence about a ledger that holds."""
     count, signed = len(checked.lines), checked.signatures_checked

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
+from polyclinic.data.opt_out import OPT_OUT
 from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import DATA_FOLDER, AtSites, Source
@@ -24,7 +25,7 @@ from polyclinic.settings import sentences, variant
 
 T = TypeVar("T")
 #: settings by which a study would split images, and which a deployed site does not take from it
-NOT_THE_STUDYS = ("fold", "tuning_fold", "test_per_class", "test_total_per_class")
+NOT_THE_STUDYS = ("fold", "tuning_fold", "test_per_class", "test_total_per_class", "opt_out")
 #: in the folder `local` of a kit: the split of each dataset, drawn once
 SPLITS_FILE = "splits.json"
 #: in a table of site.toml: what the site's classes are called in the study, and the name of one that is left out
@@ -88,6 +89,8 @@ def _lying_prepared(file: Path, wanted: AtSites) -> SiteData | None:
     table = _table(file, wanted)
     if "prepared" not in table:
         return None
+    if (file.parent / OPT_OUT).is_file():
+        raise BadInput(f"{file.parent / OPT_OUT}: images lie prepared, without names of patients; take the list away")
     folder = file.parent / table["prepared"]
     return open_site(folder.parent, folder.name)
 
@@ -114,6 +117,8 @@ def _source(file: Path, wanted: AtSites, split: Mapping[str, Any]) -> Source:
     table.pop(LABEL_MAP, None)  # what its classes are called in the study is seen to later
     kind = variant(SOURCES, table, path=f"datasets.{wanted.dataset}", key="source")
     settings = {**split, **table, "size": wanted.size}
+    if (base / OPT_OUT).is_file():
+        settings.setdefault("opt_out", base / OPT_OUT)
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path

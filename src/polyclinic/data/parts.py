@@ -25,6 +25,7 @@ from polyclinic.data.allowed_paths import SAFE, check_site_names, folder_name
 from polyclinic.data.cache import PACKAGE, Progress, bytes_each, chunks, code_digest, entry_lock
 from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_total, patient_groups, split
 from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
+from polyclinic.data.opt_out import names_in, without_patients
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import FileSource, Located, Source
 from polyclinic.data.volumes import parts as volume_parts
@@ -122,12 +123,14 @@ def prepare(
     data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
 ) -> PreparedSites:
     """The parts of every site, from the cache where the same settings, files and code were there before."""
-    settings = {
+    settings: dict[str, Any] = {
         "data": data.model_dump(mode="json"),
         "sites": sites.model_dump(mode="json"),
         "content": data.fingerprint() if isinstance(data, Located) else "",
         "code": code_digest(PACKAGE.rglob("*.py")),
     }
+    if data.opt_out is not None:
+        settings["data"]["opt_out"] = names_in(data.opt_out)
     foreign = [*code_of(type(data)), *code_of(type(sites))]  # a plug-in that was edited makes other images
     folder = cache_folder(cache) / "parts" / digest_of(settings | ({"plugins": foreign} if foreign else {}))
     if not (folder / "info.json").is_file():
@@ -228,7 +231,8 @@ def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
     if data.test_total_per_class is not None:
         splits = {**splits, "test": balanced_total(dataset, splits["test"], data.test_total_per_class, data.seed)}
     where = assign_to_sites(sites, dataset, splits, data.seed)
-    return where if data.test_per_class is None else balanced(dataset, where, data.test_per_class, data.seed)
+    where = where if data.test_per_class is None else balanced(dataset, where, data.test_per_class, data.seed)
+    return where if data.opt_out is None else without_patients(where, dataset, names_in(data.opt_out))
 
 
 @dataclass(frozen=True)
