@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import AS_SENT, Call
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.site import Site, SiteState
 
@@ -29,6 +29,8 @@ from polyclinic.federation.site import Site, SiteState
 FRONT = "front"
 #: numbers of a parcel that a kind small by nature may have, for each class and one more: scores have 2,048 bins a class
 SMALL = {"metrics": 2**14, "statistics": 2**14}
+#: the same of a plug-in's kind that its operation declares nothing of
+OF_A_PLUGIN = 2**14
 #: numbers of sums of products of features, and of what else is as large as a network
 AS_LARGE_AS_A_NETWORK = 2**28
 Partner = Literal["coordinator", "sites", "simulator"]
@@ -53,10 +55,14 @@ class Operation(NamedTuple):
 
     def too_many(self, kind: str, numbers: int, trainer: TrainerLike) -> str:
         """A sentence where a parcel has more numbers than its operation declares, or than its kind has by nature."""
-        if numbers <= SMALL.get(kind, numbers) or self.partner == "simulator":
+        small = SMALL.get(kind, numbers if kind in KINDS.builtin else OF_A_PLUGIN)
+        if numbers <= small or self.partner == "simulator":
             return ""
-        most: Any = self.most.get(kind, SMALL[kind] * (len(getattr(trainer.target, "classes", None) or ()) + 1))
-        return f"{numbers} numbers, and '{self.address}' declares at most {most} of {kind}" if numbers > most else ""
+        most: Any = self.most.get(kind, small * (len(getattr(trainer.target, "classes", None) or ()) + 1))
+        if callable(most) or numbers <= most:  # a function of the site is for its gate
+            return ""
+        cure = f"where it needs them, write @operation(..., most={{'{kind}': {numbers}}})"
+        return f"{numbers} numbers, and '{self.address}' declares at most {most} of {kind}; {cure}"
 
 
 def signature_of(work: Callable) -> inspect.Signature:

@@ -10,7 +10,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.replies import Coverage, Heads, ReplyCheck, _check_targets
 from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
-from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, ParcelRejected
+from polyclinic.federation.ledger.kinds import KINDS, OF_NO_IMAGE, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
 from polyclinic.federation.operation import operation
@@ -44,6 +44,9 @@ class Method:
             raise WorkFailed(self.complaint)
 
 
+SAID = {"s/train/samples": 30.0, "t/train/samples": 1e6}
+
+
 def federation(privacy=None):
     return SimpleNamespace(trainer=SimpleNamespace(task=Classification(), target=TARGET, privacy=privacy))
 
@@ -57,6 +60,31 @@ def check(*parcels, operation="train", checker=None, site="s", to="coordinator",
 
 def weights(*values, **metadata):
     return Parcel("weights", {"w": torch.tensor(values or [1.0])}, metadata)
+
+
+@pytest.mark.parametrize(("kind", "most", "words"), [
+    ("weights", 100 + 2**14, "weights: 16485 numbers, where at most 16484 can be"),
+    ("gradients", 100 + 2**14, "gradients: 16485 numbers, where at most 16484 can be"),
+    ("labels", 10 * 30 * 64, "labels: 19201 numbers, where at most 19200 can be"),
+    ("codes", 10 * 30 * 64, "codes: 19201 numbers, where at most 19200 can be"),
+    ("synthetic-images", 8 * 10 * 30 * 64, "synthetic-images: 153601 numbers, where at most 153600 can be"),
+    ("shares", 3 * 114 * 64, "shares: 21889 numbers, where at most 21888 can be"),
+    ("tissue", 3 * 2**14, r"at most 49152 of tissue; .* write @operation\(..., most=\{'tissue': 49153"),
+])  # fmt: skip
+def test_a_site_that_sends_more_numbers_than_a_kind_needs_is_refused(kind, most, words, monkeypatch):
+    """Of a model of 100 numbers, a site of 30 images of 8 x 8, and 191 sites; 'tissue' is a plug-in's kind."""
+    monkeypatch.setitem(KINDS.added, "tissue", (object, "a plug-in"))
+    trainer = SimpleNamespace(task=Classification(), target=TARGET, privacy=None, model=torch.nn.Linear(100, 1, False))
+    seen = SimpleNamespace(trainer=trainer, sites=range(191), backbones={}, image_shape=(3, 8, 8))
+    declared = operation(kind)(lambda site: None).operation
+    checker = ReplyCheck(SimpleNamespace(operation_named=lambda name: declared, check_reply=lambda *_: None), SAID)
+    for numbers in (most, most + 1):
+        call, reply = Call("s", "give", 1), Reply("s", (Parcel(kind, {"x": torch.zeros(numbers, dtype=torch.uint8)}),))
+        if numbers == most:
+            checker.check(seen, call, reply)
+            continue
+        with pytest.raises(ParcelRejected, match=words):
+            checker.check(seen, call, reply)
 
 
 def test_metrics_and_images_of_a_reply_are_few_and_one_number():

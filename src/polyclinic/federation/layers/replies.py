@@ -19,6 +19,7 @@ import torch
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
+from polyclinic.federation.layers.gate import BESIDE_A_MODEL, OF_A_MODEL, PER_IMAGE, PER_SITE
 from polyclinic.federation.ledger import keys
 from polyclinic.federation.ledger.keys import Anchor, Head
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, PUBLIC, ParcelRejected
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: numbers in a parcel's metadata that methods count with, and the largest that is believed
 COUNTS = {"samples": MOST_IMAGES, "steps": 10**6, "expected": MOST_IMAGES, "loss": sys.float_info.max}
+#: images of a site, for each that it says it trains on, at most
+OTHER_SPLITS = 10
 #: kinds that an operation cannot leave out; a site without images sends no metrics, for example
 NEVER_LEFT_OUT = frozenset({"weights", "gradients", "activations", "latents"})
 #: weights whose norm grew by more were not trained: honest training that diverges ends in NaN, which no site lets out
@@ -99,8 +102,9 @@ class ReplyCheck:
                     if declared.partner == "sites":
                         raise ParcelRejected(f"'{call.operation}' hands on what is sealed, and {parcel.kind} came open")
                     numbers = sum(map(torch.Tensor.numel, parcel.tensors.values()))
-                    if words := declared.too_many(parcel.kind, numbers, federation.trainer):
-                        raise ParcelRejected(words)
+                    words = declared.too_many(parcel.kind, numbers, federation.trainer)
+                    if words or numbers > (most := self._most(federation, call.site, declared, parcel.kind, numbers)):
+                        raise ParcelRejected(words or f"{parcel.kind}: {numbers} numbers, where at most {most} can be")
                 self._check_counts(call, parcel)
                 _check_tensors(parcel, call)
                 if self._method and parcel.kind in ("labels", "masks"):
@@ -113,6 +117,20 @@ class ReplyCheck:
             raise ParcelRejected(str(error)) from None
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # such as an odd dtype
             raise ParcelRejected(f"the reply cannot be checked ({type(error).__name__}: {error})") from None
+
+    def _most(self, federation: Federation, site: str, declared: Operation, kind: str, numbers: int) -> int:
+        """Numbers that a parcel of a kind can need, as far as the coordinator knows: those of its model, of as many
+        images as the site can have beside those that it trains on, and of keys of all sites."""
+        if kind in declared.most or numbers <= BESIDE_A_MODEL:
+            return numbers
+        if kind in PER_SITE:
+            return (1 + len(federation.sites)) * PER_SITE[kind]
+        if kind in OF_A_MODEL and kind != "generator" and not federation.backbones:
+            return sum(map(torch.Tensor.numel, federation.trainer.model.state_dict().values())) + BESIDE_A_MODEL
+        told = [count for name, count in self.said.items() if name.startswith(f"{site}/") and "/samples" in name]
+        if kind in PER_IMAGE and told:
+            return int(OTHER_SPLITS * max(told) * PER_IMAGE[kind] * math.prod(federation.image_shape[1:]))
+        return numbers
 
     def disagree(self, sender: str, receiver: str) -> bool:
         """Note that a site cannot use what another one sealed, which nobody else can open; whether the receiver has
