@@ -1,4 +1,4 @@
-"""`polyclinic report`: a run or a comparison as one page; `polyclinic serve`: a folder of runs, or a kit, in a browser."""
+"""`polyclinic report`: run or comparison as one page; `polyclinic serve`: a folder of runs, or a kit, in a browser."""
 
 from __future__ import annotations
 
