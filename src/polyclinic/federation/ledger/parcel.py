@@ -3,15 +3,15 @@
 The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are exactly what
 a wire would carry. Images may be compressed in it, losslessly; who makes or opens a parcel sees only tensors.
 
-safetensors writes a header and then the tensors, sorted by type and name. Who knows the header knows the size, and can
-digest the tensors where they lie (`Layout`): a file of 45 MB need not be put together for that.
+A header and then the tensors, sorted by type and name, as safetensors writes them. Who knows the header knows the
+size, and can digest the tensors where they lie (`Layout`): a file of 45 MB need not be put together for that.
 """
 
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
@@ -28,7 +27,7 @@ from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.digest_threads import BACKGROUND, PAYS_FROM, pieces_of_gpu
 from polyclinic.federation.ledger.kinds import KINDS, MESSAGE_LIMIT, ParcelRejected
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
-from polyclinic.files import contiguous_cpu_copies, decode_tensors
+from polyclinic.files import decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
 
 #: types of tensors in the order in which safetensors writes them, and the names it gives them
@@ -64,13 +63,15 @@ class Layout(NamedTuple):
     size: int
     #: names of the tensors of floating-point numbers that hold any
     floats: tuple[str, ...]
-    #: names in the order in which safetensors writes the tensors; None where only safetensors itself can tell
-    order: tuple[str, ...] | None
-    #: what its header says of them, as JSON
-    entries: str = ""
+    #: names in the order in which the tensors are written
+    order: tuple[str, ...]
+    #: what the header says of them, as JSON
+    entries: str
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """What safetensors writes before the tensors."""
+        """What comes before the tensors; TypeError for a type that has no encoding."""
+        if unknown := [f"'{name}' ({dtype})" for name, dtype, _ in self.shapes if dtype not in TYPES]:
+            raise TypeError(f"tensors of this type have no encoding: {', '.join(unknown[:3])}")
         entries = "," + self.entries[1:] if self.shapes else "}"
         text = (_json({"__metadata__": dict(metadata)})[:-1] + entries).encode()
         text += b" " * (-len(text) % 8)
@@ -80,36 +81,14 @@ class Layout(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def layout_of(shapes: Shapes) -> Layout:
     """Found once for all parcels of one network."""
-    found = _sorted_layout(shapes)
-    return found if _is_as_installed() else found._replace(order=None)
-
-
-def _sorted_layout(shapes: Shapes) -> Layout:
     entries: dict[str, Any] = {}
-    places, floats, size, known = list(TYPES), [], 0, True
+    places, floats, size = list(TYPES), [], 0
     for name, dtype, shape in sorted(shapes, key=lambda one: (places.index(one[1]) if one[1] in TYPES else 0, one[0])):
         start, size = size, size + math.prod(shape) * dtype.itemsize
-        known = known and dtype in TYPES
         entries[name] = {"dtype": TYPES.get(dtype), "shape": list(shape), "data_offsets": [start, size]}
         if dtype.is_floating_point and 0 not in shape:
             floats.append(name)
-    return Layout(shapes, size, tuple(floats), tuple(entries) if known else None, _json(entries))
-
-
-@functools.cache
-def _is_as_installed() -> bool:
-    """Whether the installed safetensors writes the header that is built here; another version might not."""
-    sample, shapes = (
-        {"b": torch.zeros(()), "a": torch.zeros(0, 2)},
-        [("b", torch.float32, ()), ("a", torch.float32, (0, 2))],
-    )
-    for dtype, name in TYPES.items():
-        sample[f"{name}é"] = torch.zeros(3, 1).to(dtype)
-        shapes.append((f"{name}é", dtype, (3, 1)))
-    metadata = {"of": '{"a": "\x01\n\\é"}'}
-    layout, data = _sorted_layout(tuple(shapes)), save(sample, metadata)
-    header = layout.header(metadata)  # it says where each tensor lies
-    return data.startswith(header) and len(data) == len(header) + layout.size
+    return Layout(shapes, size, tuple(floats), tuple(entries), _json(entries))
 
 
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
@@ -190,12 +169,14 @@ class Parcel:
             packed = {name: one for name, one in packed.items() if within[name]}
             object.__setattr__(self, "_packed", list(packed))
         travelling = {**self.tensors, **packed, **vars(self).get("_on_wire", (None, {}))[1]}
-        return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
+        return b"".join(self._buffers(travelling))
 
     @cached_property
     def size(self) -> int:
         """The length of `encoded`, which is not made for it where that can be avoided."""
-        return len(self.encoded) if self._header is None else len(self._header) + self.layout.size
+        if self._packed or "_on_wire" in vars(self) or "encoded" in vars(self):
+            return len(self.encoded)
+        return len(self._header) + self.layout.size
 
     @cached_property
     def digest(self) -> str:
@@ -235,25 +216,30 @@ class Parcel:
         return hashlib.sha256(self.encoded).hexdigest() if "_on_wire" in vars(self) else self.digest
 
     def _digest_now(self) -> str:
-        if "_on_wire" in vars(self):
-            content = save(contiguous_cpu_copies(self.tensors), {_METADATA_KEY: self._description})
-            return hashlib.sha256(content).hexdigest()
-        if self._header is None:
+        if "_on_wire" not in vars(self) and (self._packed or "encoded" in vars(self)):
             return hashlib.sha256(self.encoded).hexdigest()
-        hasher, tensors = hashlib.sha256(self._header), [self.tensors[name] for name in self.layout.order or ()]
-        for piece in pieces_of_gpu(tensors) if any(map(attrgetter("is_cuda"), tensors)) else tensors:
+        hasher = hashlib.sha256()
+        for buffer in self._buffers(self.tensors):
+            hasher.update(buffer)
+        return hasher.hexdigest()
+
+    def _buffers(self, tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+        """The bytes of a file with these tensors, which lie where the tensors do."""
+        layout = self.layout
+        if tensors is not self.tensors:
+            layout = layout_of(tuple([(name, one.dtype, one.shape) for name, one in tensors.items()]))
+        yield self._header if tensors is self.tensors else layout.header({_METADATA_KEY: self._description})
+        ordered = [tensors[name] for name in layout.order]
+        for piece in pieces_of_gpu(ordered) if any(map(attrgetter("is_cuda"), ordered)) else ordered:
             plain = piece.detach().contiguous()
             if plain.dtype not in (torch.float32, torch.int64):  # NumPy does not know every type
                 plain = plain.flatten().view(torch.uint8)
-            hasher.update(plain.numpy().data)
-        return hasher.hexdigest()
+            yield plain.numpy().data
 
     @cached_property
-    def _header(self) -> bytes | None:
-        """What comes before the tensors where these travel as they lie. None where size and digest are taken of the
-        bytes themselves: they are there, or only they will do."""
-        own_form = "encoded" in vars(self) or "_on_wire" in vars(self) or self._packed
-        return None if own_form or self.layout.order is None else self.layout.header({_METADATA_KEY: self._description})
+    def _header(self) -> bytes:
+        """What comes before the tensors where these travel as they lie."""
+        return self.layout.header({_METADATA_KEY: self._description})
 
     @cached_property
     def _description(self) -> str:
