@@ -12,7 +12,6 @@ import torch
 from torch import Size, Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
 
 
 class Window(NamedTuple):
@@ -64,14 +63,10 @@ def vmapped_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-def _joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """[N, ...], of which `vmap` added `size`, as [size · N, ...]."""
-    return vmapped_first(tensor, dim, size).flatten(0, 1)
-
-
-# --- weights of their own ----------------------------------------------------------------------------
+# --- convolution ---------------------------------------------------------------------------------------
 # Images x [N, B, C, H, W], weights w [N, O, C, k, k], outputs or their gradients y [N, B, O, H', W']. Convolution is
-# linear in x and in w, so the derivatives of the three operations are these operations again, to any order.
+# linear in x and in w, so the derivatives of the three operations are these operations again, to any order. Where all
+# targets share the weights, N is 1, and the images of further targets are further images.
 
 
 class _Bilinear(Function):
@@ -98,9 +93,13 @@ class _Bilinear(Function):
     def vmap(
         cls, info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, window: Window, size: Size
     ) -> tuple[Tensor, int]:
+        """More targets: they join those that are there."""
         count = info.batch_size
-        merged = _joined(first, in_dims[0], count), _joined(second, in_dims[1], count)
-        return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
+        given = [vmapped_first(one, dim, count) for one, dim in zip((first, second), in_dims, strict=False)]
+        if in_dims[1] is None and len(second) == 1 and cls.takes[1] == "w":
+            images = given[0].transpose(0, 1).flatten(1, 2)
+            return cls.apply(images, second, window, size).unflatten(1, (count, -1)), 1
+        return cls.apply(*(one.flatten(0, 1) for one in given), window, size).unflatten(0, (count, -1)), 0
 
 
 class Convolve(_Bilinear):
@@ -110,6 +109,8 @@ class Convolve(_Bilinear):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        if len(w) == 1:
+            return F.conv2d(x[0], w[0], None, window.stride, window.padding)[None]
         sides = [(size[i] + 2 * window.padding[i] - window.kernel[i]) // window.stride[i] + 1 for i in (0, 1)]
         return by_image(w.flatten(2) @ columns_of(x, window), Size((*x.shape[:2], w.shape[1], *sides)))
 
@@ -121,6 +122,10 @@ class SendBack(_Bilinear):
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        if len(w) == 1:
+            (kernel, stride, padding), given = window, y.shape[-2:]
+            unseen = [size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
+            return F.conv_transpose2d(y[0], w[0], None, stride, padding, unseen)[None]
         return convolve_back(y, w, window, Size((*y.shape[:2], w.shape[2], *size)))
 
 
@@ -137,134 +142,15 @@ class Gather(_Bilinear):
 _OPERATION_OF: dict[str, type[_Bilinear]] = {one.gives: one for one in (Convolve, SendBack, Gather)}
 
 
-# --- weights that all targets share ------------------------------------------------------------------
-
-
-class _Convolve(Function):
-    """Images [N, B, C, H, W] of N targets and the weights [O, C, k, k] of all to outputs [N, B, O, H', W']."""
-
-    @staticmethod
-    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
-        return _plain(images, weight, window)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, weight, ctx.window = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(images, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if gradients[0] is None:  # nothing depends on the outputs
-            return None, None, None
-        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        of_images, of_weight, _ = _ConvolveBackward.apply(gradients[0], *ctx.saved_tensors, ctx.window, wanted)
-        if of_weight is not None:  # the derivative of [0] would fill and copy a tensor of all weights
-            of_weight = of_weight.squeeze(0) if len(of_weight) == 1 else of_weight.sum(0)
-        return of_images, of_weight, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, window: Window
-    ) -> tuple[Tensor | None, int]:
-        """More targets: they join those that are there."""
-        merged = _joined(images, in_dims[0], info.batch_size)
-        if in_dims[1] is None:
-            found = _Convolve.apply(merged, weight, window)
-        else:
-            found = Convolve.apply(merged, _for_each(weight, in_dims[1], merged), window, merged.shape[-2:])
-        return found.unflatten(0, (info.batch_size, -1)), 0
-
-
-class _ConvolveBackward(Function):
-    """The derivatives of `_Convolve`: the gradient g [N, B, O, H', W'] to that of the images [N, B, C, H, W], and to
-    that of the weights for each target [N, O, C, k, k]; None for what is not `wanted`. It can be differentiated once.
-
-    Also returns the columns of the images, [N, C·k·k, B·H'·W'], which its own derivative uses again.
-    """
-
-    @staticmethod
-    def forward(
-        g: Tensor, images: Tensor, weight: Tensor, window: Window, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, ...]:
-        of_images = of_weight = columns = None
-        if wanted[0]:
-            (kernel, stride, padding), given, shape = window, g.shape[-2:], images.shape
-            unseen = [shape[i - 2] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
-            flat = F.conv_transpose2d(g.flatten(0, 1), weight, None, stride, padding, unseen)
-            of_images = flat.unflatten(0, g.shape[:2])
-        if wanted[1]:
-            columns = columns_of(images, window)
-            of_weight = (by_channel(g) @ columns.mT).unflatten(2, (images.shape[2], *window.kernel))
-        return of_images, of_weight, columns
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        g, images, weight, ctx.window, _ = inputs
-        ctx.shape = images.shape
-        if output[2] is not None:
-            ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)  # else zeros would be written for the columns
-        ctx.save_for_backward(g, weight, output[2])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        v_images, v_weight = gradients[:2]
-        g, weight, columns = ctx.saved_tensors
-        of_g = of_images = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_g = None if v_images is None else _plain(v_images, weight, ctx.window)
-            if v_weight is not None:
-                more = by_image(v_weight.flatten(2) @ columns, g.shape)
-                of_g = more if of_g is None else of_g.add_(more)
-        if ctx.needs_input_grad[1] and v_weight is not None:
-            of_images = convolve_back(g, v_weight, ctx.window, ctx.shape)
-        if ctx.needs_input_grad[2] and v_images is not None:
-            each = (v_images.flatten(0, 1), weight.shape, g.flatten(0, 1), ctx.window.stride, ctx.window.padding)
-            of_weight = conv2d_weight(*each)
-        return of_g, of_images, of_weight, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], g: Tensor, images: Tensor, weight: Tensor, window: Window,
-        wanted: tuple[bool, bool],
-    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:  # fmt: skip
-        """More targets: they join those that are there."""
-        size = info.batch_size
-        g, images = _joined(g, in_dims[0], size), _joined(images, in_dims[1], size)
-        if in_dims[2] is None:
-            found = _ConvolveBackward.apply(g, images, weight, window, wanted)
-        else:
-            own, sides = _for_each(weight, in_dims[2], images), images.shape[-2:]
-            of_images = SendBack.apply(g, own, window, sides) if wanted[0] else None
-            found = of_images, Gather.apply(g, images, window, sides) if wanted[1] else None, None
-        apart = tuple(None if one is None else one.unflatten(0, (size, -1)) for one in found)
-        return apart, tuple(None if one is None else 0 for one in found)
-
-
-def _plain(images: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """One convolution of the images [N, B, C, H, W] of all targets."""
-    found = F.conv2d(images.flatten(0, 1), weight, None, window.stride, window.padding)
-    return found.unflatten(0, images.shape[:2])
-
-
-def _for_each(weights: Tensor, dim: int, images: Tensor) -> Tensor:
-    """Weights [O, C, k, k] of targets that `vmap` added, for each of the images [N, ...] that they joined."""
-    first = weights.movedim(dim, 0)
-    each = len(images) // len(first)
-    return first if each == 1 else first.repeat_interleave(each, 0)
-
-
 class ManyTargetsConv2d(nn.Conv2d):
-    """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU. It can be differentiated
-    twice. Targets share its weights, or `vmap` gives each its own."""
+    """A Conv2d without groups, dilation or unusual padding, for many targets on a GPU. Targets share its weights, or
+    `vmap` gives each its own."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() == 3:  # an image without a batch
             return super().forward(input)
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = _Convolve.apply(input.unsqueeze(0), self.weight, window).squeeze(0)
+        output = Convolve.apply(input.unsqueeze(0), self.weight.unsqueeze(0), window, input.shape[-2:]).squeeze(0)
         return output if self.bias is None else output + self.bias[:, None, None]
 
     @staticmethod
