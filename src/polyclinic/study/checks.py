@@ -31,6 +31,8 @@ def check_task(study: Study) -> None:
     if task not in study.data.tasks:
         can = ", ".join(study.data.tasks)
         raise BadInput(f"task.name: '{study.data.source}' has no labels for {task}; it is for {can}")
+    if study.data.volumes and (obstacle := _method_obstacle(study)):
+        raise BadInput(obstacle)
     if task not in method.traits.tasks:
         can = ", ".join(name for name, kind in METHODS.working().items() if task in kind.traits.tasks)
         tasks = ", ".join(method.traits.tasks)
@@ -69,22 +71,21 @@ def _check_volumes(study: Study) -> None:
             f"model.backbone: '{study.model.backbone}' is not for {what}, which '{data.source}' gives; choose "
             f"{_fitting(study)}"
         )
-    obstacle = _volume_obstacle(study)
-    if data.volumes and obstacle:
-        raise BadInput(obstacle)
+    found = next((name for name in ("replay", "privacy", "poisoning") if getattr(study, name) is not None), None)
+    if data.volumes and found:
+        raise BadInput(f"{found}: is for images, not for volumes; take the table out")
 
 
-def _volume_obstacle(study: Study) -> str | None:
-    """Why the method, or a table of the study, cannot do volumes, with the cure."""
-    method, tables = study.method, ("replay", "privacy", "poisoning")
-    can = "choose fedavg or a method built on it, cwt, centralized or standalone"
-    if method.needs_generator():
+def _method_obstacle(study: Study) -> str | None:
+    """Why the method cannot do volumes, with the cure."""
+    method = study.method
+    can = "choose fedavg or a method built on it, fedreplay, splitnn, cwt, centralized or standalone"
+    by_itself = method.needs_generator() and study.replay is None
+    if by_itself or isinstance(method, GenerativeReplay) or method.name == "felicia":
         return f"method.name: '{method.name}' trains a generator of images, and there is none of volumes; {can}"
-    if method.traits.needs_encoder or method.name == "fedavg-share":  # which gives images of one shape away
+    others = method.traits.needs_encoder or method.name == "fedavg-share"  # which gives images of one shape away
+    if others or study.task.like not in method.traits.tasks:
         return f"method.name: '{method.name}' is for images, not for volumes; {can}"
-    found = next((name for name in tables if getattr(study, name) is not None), None)
-    if found:
-        return f"{found}: is for images, not for volumes; take the table out"
     return None
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import nibabel
 import numpy as np
@@ -15,11 +16,13 @@ from polyclinic.data.volumes.preparation import Preparation
 from polyclinic.data.volumes.reading import CaseFiles, read_case
 from polyclinic.data.volumes.volume import RawVolume
 from polyclinic.errors import BadInput
+from polyclinic.methods import METHODS
 from polyclinic.runner.evaluate.case_scores import read_cases
 from polyclinic.runner.export.export import export
 from polyclinic.runner.export.volumes import steps_of
 from polyclinic.runner.predict.model_file import VolumeCard
 from polyclinic.runner.predict.volumes import values_of
+from polyclinic.study import parse_study
 
 VOLUMES = {
     "data": {"source": "brain-volumes", "samples": 12, "shape": [24, 24, 16], "size": [16, 16, 16], "test": 0.3},
@@ -74,6 +77,10 @@ def test_a_run_scores_structures_and_its_model_and_report_know_them(fedavg):
         ("centralized", {}),
         ("fedavg", {"federation": {"sum": "secure"}, "sites.count": 3}),
         ("scaffold", {}),
+        ("fedopt", {}),
+        ("feddyn", {}),
+        ("ditto", {}),
+        ("cwt", {}),
         ("finetune", {}),
         ("fedrep", {}),
         ("splitnn", {}),
@@ -87,7 +94,21 @@ def test_a_run_scores_structures_and_its_model_and_report_know_them(fedavg):
             },
         ),
     ],
-    ids=["centralized", "secure", "scaffold", "finetune", "fedrep", "splitnn", "fedreplay", "deep", "segresnet"],
+    ids=[
+        "centralized",
+        "secure",
+        "scaffold",
+        "fedopt",
+        "feddyn",
+        "ditto",
+        "cwt",
+        "finetune",
+        "fedrep",
+        "splitnn",
+        "fedreplay",
+        "deep",
+        "segresnet",
+    ],
 )
 def test_methods_train_volumes(method, settings, tiny, undisturbed):
     found = undisturbed(tiny(method, volumes(**settings), rounds=1))
@@ -100,8 +121,9 @@ def test_methods_train_volumes(method, settings, tiny, undisturbed):
         ("fedavg-share", {}, "is for images, not for volumes; choose fedavg"),
         ("fedbn", {}, "has none; choose a backbone with batch norm"),
         ("feder", {}, "there is none of volumes; choose fedavg"),
-        ("fedavg-replay", {}, "is for images, not for volumes; take the table out"),
-        ("felicia", {}, "'felicia' is for classification"),
+        ("fedavg", {"replay": {}}, "replay: .*"),
+        ("felicia", {}, "there is none of volumes; choose fedavg"),
+        ("cwt-replay", {}, "there is none of volumes; choose fedavg"),
         ("fedavg", {"privacy": {"epsilon": 8}}, "is for images, not for volumes; take the table out|privacy"),
         ("fedavg", {"model": {"backbone": "resnet18"}}, "is not for volumes"),
         ("fedavg", {"task": {"name": "segmentation"}}, "take volume-segmentation"),
@@ -110,6 +132,25 @@ def test_methods_train_volumes(method, settings, tiny, undisturbed):
 def test_what_volumes_cannot_do_is_refused_with_the_cure(method, settings, words, tiny):
     with pytest.raises(BadInput, match=words):
         tiny(method, volumes(**settings), rounds=1)
+
+
+#: methods that a study of volumes can have
+RUN = {
+    *{"standalone", "centralized", "fedsgd", "fedavg", "fedprox", "fedavgm", "scaffold", "fedopt", "feddyn", "ditto"},
+    *{"fedrep", "fedper", "finetune", "cwt", "splitnn", "fedreplay"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS.working())
+def test_every_method_takes_volumes_or_refuses_in_a_sentence_with_a_method_that_does(method):
+    tables = volumes(method={"name": method})
+    if method in RUN:
+        assert parse_study(tables).method.name == method
+        return
+    with pytest.raises(BadInput, match=rf"^method\.name: [^\n]*{method}[^\n]*; choose [^\n]*$") as said:
+        parse_study(tables)
+    named = set(re.findall(r"[a-z-]+", str(said.value).rpartition("choose ")[2])) & set(METHODS.working())
+    assert named <= RUN
 
 
 @pytest.mark.slow
