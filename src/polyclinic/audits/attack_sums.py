@@ -23,6 +23,7 @@ from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results
 from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, membership_finding, unsent_names
 from polyclinic.audits.recovery import Identification, Recovery, correlations, recovery, without_grey
 from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images, truth_of_held_out, truth_of_images
+from polyclinic.federation.layers.leaving import USUAL_COHORT
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.metrics.perceptual import squared_distances
@@ -110,7 +111,11 @@ class HistogramsAttack(Attack):
         def make(images: Tensor, answers: Tensor) -> Parcel:
             observed = task.observe(outputs(seen, images.float() / 255), answers, target)
             sums = task.sums(observed, answers, None, target)
-            return Parcel(seen.kind, sums if seen.sites == 1 else task.summable(sums, LARGEST_SUM), {})
+            if seen.sites > 1:
+                sums = task.summable(sums, LARGEST_SUM)
+            elif seen.parcel.tensors["histograms"].is_floating_point():
+                sums = task.coarse(sums, USUAL_COHORT, target)
+            return Parcel(seen.kind, sums, {})
 
         def score(parcel: Parcel, images: Tensor, answers: Tensor) -> Tensor:
             return scores_in_round(replace(seen, parcel=parcel), images.float() / 255, answers)

@@ -83,6 +83,8 @@ sum = "secure"  # the coordinator sees what all sites send together, and no site
 """
 ALONE = """
 # fewer than three sites cannot hide in a sum: what each sends, the coordinator sees
+[policy]
+scores = "coarse"  # as they leave a hospital's kit: of no fewer than ten images
 """
 MASKS = """\
 [model]

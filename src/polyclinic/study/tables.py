@@ -181,6 +181,9 @@ class PolicySettings(Settings):
     shares: Literal["random", "equal"] = Field(
         "equal", description="how much an image weighs in a site's gradient: equal, or random, as at deployed sites"
     )
+    scores: Literal["fine", "coarse"] = Field(
+        "fine", description="how scores leave a site: fine, or coarse, as from a deployed site with min_cohort = 10"
+    )
 
 
 #: what a grid compares

@@ -8,6 +8,7 @@ import torch
 
 from polyclinic.data.parts import prepare
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.ledger.archive import releases
 from polyclinic.federation.operation import carry_out
 from polyclinic.runner.evaluate.rounded_scores import in_words, intervals_of_cells
 from polyclinic.runner.run.assembly import Assembly
@@ -50,6 +51,25 @@ def test_only_the_figures_of_all_sites_together_are_seen(undisturbed, tiny):
 def test_other_studies_have_the_scores_of_an_open_sum(undisturbed, tiny, method, changes):
     results = [undisturbed(tiny(method, {**SECURE, **changes, "federation.sum": how})) for how in ("secure", "integer")]
     assert results[0].metrics == results[1].metrics
+
+
+def test_of_two_sites_scores_leave_in_coarse_steps(undisturbed, tiny):
+    """A sum of two shows each the other. The simulator's own figures stay what they are."""
+    changes = {"sites.count": 2, "data.samples": 240, "audit.keep_parcels": 1, "evaluation.every": 1}
+    fine = undisturbed(tiny("fedavg", changes))
+    coarse = undisturbed(tiny("fedavg", {**changes, "policy.scores": "coarse"}))
+    assert coarse.metrics == fine.metrics
+    assert coarse["weights_sha256"] == fine["weights_sha256"]
+    told = [
+        one.parcels[0].tensors
+        for site in ("site-1", "site-2")
+        for one in releases(coarse.folder / "sites" / site / "kept")
+        if one.operation == "evaluate"
+    ]
+    assert told
+    for sums in told:
+        counts = sums["confusion"][sums["confusion"] > 0]
+        assert len(counts) == 0 or int(counts.min()) >= 10
 
 
 def test_a_site_without_enough_images_adds_zeros(tiny, tmp_path):

@@ -70,6 +70,7 @@ SIMULATED = Lists(
         Inspection,  # how far own training moves weights
         Defended,
         Poisoned,
+        CoarseScores,
         Declared,  # kinds that the operation declares; what it `made` is this
         HiddenSamples,  # how many images an answer is of, where the policy hides that
         Sum,  # whole numbers of a sum, after finite numbers and raw images were looked for

@@ -107,8 +107,15 @@ def _digest(part: ImageSet) -> str:
     return found.hexdigest()
 
 
+#: min_cohort of a new kit, by which scores of a simulated site are coarse
+USUAL_COHORT = 10
+
+
 class CoarseScores(Layer):
     """No score of training images leaves, and others as the site's policy says."""
+
+    def is_needed(self) -> bool:
+        return self.spec.policy.deployed or self.spec.policy.scores == "coarse"
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         if transaction.call.operation in (ADD_SCORES, ADD_FINAL_SCORES):
@@ -134,7 +141,7 @@ def coarse_scores(policy: Policy, transaction: Transaction, parcel: Parcel) -> P
         parcel = replace(parcel, tensors=tensors, metadata=metadata)
     if policy.scores == "fine" or not parcel.tensors:
         return parcel
-    trainer, least = transaction.site.trainer, max(policy.min_cohort, 1)
+    trainer, least = transaction.site.trainer, max(policy.min_cohort, 1 if policy.deployed else USUAL_COHORT)
     return replace(parcel, tensors=trainer.task.coarse(dict(parcel.tensors), least, trainer.target))
 
 

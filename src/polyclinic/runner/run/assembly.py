@@ -318,7 +318,8 @@ class Assembly:
     def _simulated_policy(self) -> Policy:
         chosen = self.study.policy
         incoming = chosen.incoming or Incoming(on=False)
-        return Policy(kinds=chosen.kinds, incoming=incoming, shares=chosen.shares, few_images="allow")
+        allowed = Policy(kinds=chosen.kinds, incoming=incoming, shares=chosen.shares, few_images="allow")
+        return allowed.model_copy(update={"scores": chosen.scores})
 
     @property
     def result_settings_json(self) -> str:

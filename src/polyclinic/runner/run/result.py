@@ -177,7 +177,7 @@ def final_metrics(federation: Federation, assembly: Assembly, models: Models, pe
     if "" in models:
         part = whose_part(study, personal)
         replies = federation.ask_scores(models[""], split, final=True, own=part)
-        if federation.adds_scores and simulated:
+        if simulated and (federation.adds_scores or study.policy.scores == "coarse"):
             replies = judged(assembly, models[""], split)
         tables = _tables(split, score(study.task, replies) or {"pooled": {}, "mean": {}, "per_site": {}})
         if simulated or has_noised_scores(study):
@@ -197,7 +197,7 @@ def final_metrics(federation: Federation, assembly: Assembly, models: Models, pe
         }
     of_model = {}
     for site, weights in models.items():
-        if federation.adds_scores:
+        if federation.adds_scores or study.policy.scores == "coarse":
             replies = judged(assembly, weights, split)
         else:
             replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
