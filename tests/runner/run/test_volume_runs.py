@@ -121,7 +121,7 @@ def test_methods_train_volumes(method, settings, tiny, undisturbed):
         ("fedavg-share", {}, "is for images, not for volumes; choose fedavg"),
         ("fedbn", {}, "has none; choose a backbone with batch norm"),
         ("feder", {}, "there is none of volumes; choose fedavg"),
-        ("fedavg", {"replay": {}}, "replay: .*"),
+        ("fedavg", {"replay": {}}, "replay: is for images, not for volumes; take the table out"),
         ("felicia", {}, "there is none of volumes; choose fedavg"),
         ("cwt-replay", {}, "there is none of volumes; choose fedavg"),
         ("fedavg", {"privacy": {"epsilon": 8}}, "is for images, not for volumes; take the table out|privacy"),
