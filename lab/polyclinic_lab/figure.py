@@ -19,7 +19,7 @@ MOST_PANELS = 4
 #: a metric that is a point of a curve, such as "epsilon after 50 epochs"
 POINT = re.compile(r"(?P<what>.+) after (?P<place>\d+) (?P<unit>\w+)")
 #: a label that is a point of a curve, such as "fedavg, 6 sites"
-COUNTED = re.compile(r"(?P<what>.+), (?P<place>\d+) (?P<unit>sites)")
+COUNTED = re.compile(r"(?P<what>.+), (?P<place>\d+) (?P<unit>sites|percent)")
 
 
 def draw(found: JsonObject, file: Path) -> None:

@@ -1,10 +1,12 @@
-"""What the generators of finished runs can make: coverage (FELICIA, Fig. 5) and projection (FedER, Fig. 3).
+"""What generators of finished runs can make: coverage and utility (FELICIA, Figs. 5 to 10), projection (FedER, Fig. 3).
 
 No audit can do this: both methods keep their generators, so that the state of the sites is read here.
 """
 
 import json
 import statistics
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +18,23 @@ from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.files import read_tensors
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.settings import GAN
+from polyclinic.methods.shared.central_discriminator import FeliciaSettings
+from polyclinic.methods.shared.downstream_utility import training_sets
 from polyclinic.metrics.distribution import precision_recall
 from polyclinic.metrics.images import as_unit, principal_components
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.randomness import torch_rng
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_run_study
 from polyclinic.tasks import Target
+from polyclinic.training.loop import Trainer
 
 #: images of each generator, as in the paper
 SAMPLED = 2000
 #: training images of each site that are projected, and shown
 PROJECTED, SHOWN = 50, 10
+#: networks that are trained on each set of images: one alone is a draw
+NETWORKS = 8
 #: figures of `coverage` about two clusters
 BORDER = ("at the border", "beyond the border")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,7 +52,8 @@ def coverage(run: Path) -> dict[str, float]:
     components = principal_components(torch.cat(train)[:SAMPLED])
     real, clusters = components.project(torch.cat(tested)), [components.project(one) for one in train]
     classes = tuple(parts.info["classes"])
-    samples = [components.project(sample(run, study, name, classes)) for name in parts.names]
+    fours = torch.zeros(SAMPLED, dtype=torch.long)
+    samples = [components.project(sample(run, study, name, classes, fours)) for name in parts.names]
     found = [precision_recall(real, one) | border(one, clusters, own) for own, one in enumerate(samples)]
     draw_scatter(clusters, samples, run / "scatter.png")
     return {name: statistics.fmean(one[name] for one in found) for name in ("coverage", "recall", *BORDER)}
@@ -78,15 +87,56 @@ def first_class(part: ImageSet) -> np.ndarray:
     return np.asarray(part.images)[np.asarray(part.labels) == 0]
 
 
-def sample(run: Path, study: Study, site: str, classes: tuple[str, ...]) -> torch.Tensor:
-    """Images of the generator that a site of a finished run has, uint8."""
+def sample(run: Path, study: Study, site: str, classes: tuple[str, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Images of the generator that a site of a finished run has, uint8, for labels [N]."""
     manifest = json.loads((run / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
     state = read_state(run, site, SitePosition(*manifest["sites"][site])).group("gan")
     settings = study.generator
     assert isinstance(settings, GAN), "FELICIA trains GANs"
-    model = settings.build(channels=1, size=study.data.size, target=Target(classes=classes), seed=study.seed)
+    channels = prepare(study.data, study.sites).info["channels"]
+    model = settings.build(channels=channels, size=study.data.size, target=Target(classes=classes), seed=study.seed)
     model.load(state)
-    return model.sample(torch.zeros(SAMPLED, dtype=torch.long), torch_rng(study.seed, site, "coverage"))
+    return model.sample(labels, torch_rng(study.seed, site, "coverage"))
+
+
+def utility(run: Path) -> dict[str, float]:
+    """Scores of networks that learn the first site's real images, its generator's, and both: means over NETWORKS of
+    each, as they are after their last step, on the test images of all sites, which nothing was chosen by. `accuracy` is
+    the mean over sub-groups."""
+    study = load_run_study(run)
+    parts = prepare(study.data, study.sites)
+    held = [open_site(parts.folder, name) for name in parts.names]
+    real, tested = held[0].train, [part for part in (one.test for one in held) if len(part)]
+    classes = tuple(parts.info["classes"])
+    method = study.method
+    assert isinstance(method, FeliciaSettings), "others have no local GANs"
+    labels = torch.arange(method.images or len(real)) % len(classes)
+    made = ImageSet(sample(run, study, parts.names[0], classes, labels).numpy(), labels.numpy())
+    found: dict[str, list[float]] = {}
+    for number in range(NETWORKS):
+        assembly = Assembly(study.with_settings({"seed": 1000 * study.seed + number}), parts, run)
+        trainer = assembly.trainer()
+        for name, part in training_sets(real, made, None).items():
+            optimizer = trainer.optimizer.make(trainer.load(assembly.initial_weights()).parameters(), 1)
+            batches = trainer.batches(part, torch_rng(study.seed, "networks", number))
+            trainer.train(batches, method.learner_steps, optimizer)
+            for metric, value in scores(trainer, tested).items():
+                found.setdefault(f"{metric}, {name}", []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def scores(trainer: Trainer, parts: Sequence[ImageSet]) -> dict[str, float]:
+    """AUC of all images, the accuracy of each sub-group, and the mean of these."""
+    sums: dict[str, list[dict[str, torch.Tensor]]] = {}
+    for part in parts:
+        known = np.asarray(part.subgroup)
+        groups = {str(one): part.take(known == one) for one in np.unique(known)}
+        for group, some in {"": part, **groups}.items():
+            sums.setdefault(group, []).append(trainer.evaluate(some))
+    found = {group: trainer.task.finish(reduce(trainer.task.add, of)) for group, of in sums.items()}
+    accuracies = {group: one["accuracy"] for group, one in found.items() if group}
+    own = {f"accuracy of {group}": value for group, value in accuracies.items()}
+    return {"auc": found[""]["auc"], "accuracy": statistics.fmean(accuracies.values()), **own}
 
 
 def projected(plain: Path, private: Path) -> list[list[float]]:

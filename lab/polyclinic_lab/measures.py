@@ -5,7 +5,7 @@ A claim names its measures with their words: `test mae`, `audited latents psnr i
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from polyclinic.errors import WorkFailed
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.run_folder import read_result
-from polyclinic.study import load_run_study
 from polyclinic_lab import own_measures
 from polyclinic_lab.origin import counted
 
@@ -23,8 +22,6 @@ from polyclinic_lab.origin import counted
 Folders = Mapping[str, Sequence[Path]]
 #: in a run folder: what its audit found
 AUDIT = "audit.json"
-#: AUC on the test images of the site itself
-OWN_AUC = "auc at own site"
 
 
 @dataclass(frozen=True)
@@ -209,35 +206,11 @@ def audit_of(run: Path, kind: str, budget: str = "quick") -> dict[str, Any]:
 
 
 def utility(run: Path, *sets: str) -> dict[str, float]:
-    """Test AUC of the first site's networks, one for each training set, and accuracy of the sub-groups."""
-    table = next(iter(read_result(run)["metrics"]["diets"].values()))
-    return dict(_scores(table, sets))
+    """Scores of networks that learnt the first site's real images, its generator's, or both (FELICIA, Figs. 6-10)."""
+    from polyclinic_lab import generators
 
-
-def _scores(table: Mapping[str, dict], sets: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    for name in [one for one in sets if one in table]:
-        yield f"auc, {name}", table[name]["test"]["auc"]
-        for group, scores in table[name]["subgroups"].items():
-            yield f"accuracy of {group}, {name}", scores["accuracy"]
-
-
-def curve(run: Path, name: str) -> dict[str, float]:
-    """AUC along training of networks trained on one set of images (Figs. 8, 9 and 10): after each number of steps, at
-    first, and how much it rises.
-
-    On the test images of the first site itself, which lack what its training images lack; the paper tests on balanced
-    ones, as the AUC at the end of a run does (`utility`). Each is of the network of this or an earlier round that
-    validation images score best.
-    """
-    result, steps = read_result(run), load_run_study(run).as_tables()["method"]["steps"]
-    site = next(iter(result["metrics"]["diets"]))
-    values = {row["round"] * steps: row["sites"][site].get(f"test_{name}") for row in result["worth"]}
-    known = {step: value for step, value in values.items() if value is not None}
-    points = {f"{OWN_AUC}, {name} after {step} steps": value for step, value in known.items()}
-    told = list(known.values())
-    if not told:
-        return {}
-    return {f"first {OWN_AUC}, {name}": told[0], f"rise of {OWN_AUC}, {name}": told[-1] - told[0], **points}
+    found = kept(run, "utility.json", generators.utility)
+    return {name: value for name, value in found.items() if name.rpartition(", ")[2] in sets}
 
 
 def coverage(run: Path) -> dict[str, float]:
@@ -280,7 +253,7 @@ OF_RUN: dict[str, Callable[..., Mapping[str, float]]] = {
     one.__name__: one
     for one in (
         *(test, own_sites, across_sites, cluster_gap, replay_quality, carried, carried_each_round, forgetting),
-        *(weights_parcels, audited, utility, curve, coverage),
+        *(weights_parcels, audited, utility, coverage),
         own_measures.same_after_kill,
     )
 }

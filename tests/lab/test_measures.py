@@ -10,10 +10,11 @@ from scipy import stats
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
+from polyclinic.study.study import parse_sets
 from polyclinic_lab import inversions
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.judge import plan
-from polyclinic_lab.measures import Row, audited, carried_each_round, curve, forgetting, measure, projected
+from polyclinic_lab.measures import Row, audited, carried_each_round, forgetting, measure, projected
 from polyclinic_lab.rules import interval, mixed_interval, parse_rule, parse_sentence
 
 
@@ -110,21 +111,6 @@ def test_bytes_of_a_site_and_round_are_those_that_sites_send(tmp_path: Path) -> 
     told = {"total_bytes": 90, "sent_bytes": 48_000_000, "per_site": {"a": 1, "b": 2}}
     (tmp_path / "result.json").write_text(json.dumps({"communication": told, "rounds": 4}))
     assert carried_each_round(tmp_path) == {"MB a site and round": 6.0}
-
-
-def test_a_curve_has_a_point_for_each_weighing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = plan(CLAIMS["felicia-figure10-lambda"], tmp_path, "quick", 1, phantom=True)["1"][0].study
-    monkeypatch.setattr("polyclinic_lab.measures.load_run_study", lambda run: study)
-    worth = [{"round": n, "sites": {"hospital-1": {"test_synthetic": 0.5 + n / 10}}} for n in (1, 2, 3)]
-    (tmp_path / "result.json").write_text(json.dumps({"metrics": {"diets": {"hospital-1": {}}}, "worth": worth}))
-    assert curve(tmp_path, "synthetic") == {
-        "first auc at own site, synthetic": 0.6,
-        "rise of auc at own site, synthetic": pytest.approx(0.2),
-        "auc at own site, synthetic after 100 steps": 0.6,
-        "auc at own site, synthetic after 200 steps": 0.7,
-        "auc at own site, synthetic after 300 steps": 0.8,
-    }
-    assert curve(tmp_path, "augmented") == {}
 
 
 @pytest.mark.slow  # two processes that import torch
@@ -309,3 +295,17 @@ def test_pairs_of_which_one_failed_are_left_out():
 def test_nothing_is_lower_where_no_pair_differs():
     rule = parse_sentence("failed of a is lower than that of b")
     assert rule.judge({("a", "failed"): [0.0, 0.0], ("b", "failed"): [0.0, 0.0]}).word == "undecided"
+
+
+def test_networks_of_felicia_are_judged_on_balanced_images_of_all_sites(tmp_path: Path, monkeypatch) -> None:
+    """Each sub-group counts alike, however few images of it there are."""
+    claim = CLAIMS["felicia-figure8-synthetic"]
+    (entry,) = plan(claim, tmp_path, "quick", 1, phantom=True)["local GAN"]
+    small = ("method.rounds=1", "method.steps=1", "method.learner_steps=1", "data.samples=400", "data.size=32")
+    small += ("sites.per_class=40", "data.per_class=150", "data.test_total_per_class=20")
+    run(entry.study.with_settings(parse_sets([*small, "generator.width=4", "engine.workers=1"])), entry.folder)
+    monkeypatch.setattr("polyclinic_lab.generators.NETWORKS", 2)
+    found = {row.metric: row.mean for row in measure(("utility synthetic",), {"local GAN": [entry.folder]}, "quick")}
+    groups = [value for name, value in found.items() if name.startswith("accuracy of ")]
+    assert len(groups) == 4
+    assert found["accuracy, synthetic"] == pytest.approx(sum(groups) / 4)
