@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -186,6 +186,60 @@ def rarest_of(labels: Sequence[str], sites: Sequence[str] | None) -> int:
     if sites is None or len(set(sites)) < 2:
         return min(Counter(labels).values(), default=0) // 3
     return min(Counter(zip(labels, sites, strict=True)).values(), default=0)
+
+
+# --- columns by their names ---------------------------------------------------------------------------
+
+#: columns that may tell patients apart, where many of their values differ; people look for the others first
+LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "accession", "exam_id")
+IMAGES_AT_A_SITE = 5  #: images for each value, on average, of a column that may name sites
+FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
+
+
+def columns_by_name(
+    values: Mapping[str, np.ndarray], names: Mapping[str, Sequence[str]], near: Collection[str]
+) -> dict[str, str]:
+    """Columns or arrays by what they hold: those of a usual name; of the kinds in `near` also those with a usual name
+    among their words, such as age_years. One institution alone, or very many, make no sites."""
+    plain = {_plain(name): name for name in values}
+    found = {}
+    for what, usual in names.items():
+        exact = [plain[name] for name in usual if name in plain]
+        words = [plain[own] for name in usual if len(name) > 2 for own in plain if name in re.split(r"[_-]", own)]
+        if chosen := exact or (words if what in near else []):
+            found[what] = chosen[0]
+    if "site" in found and not 2 <= len(set(map(str, values[found["site"]].tolist())) - {""}) <= MOST_SITES:
+        del found["site"]
+    if "patient" not in found:
+        rest = [plain[name] for name in LIKE_PATIENTS if name in plain and plain[name] not in found.values()]
+        different = {name: set(values[name].tolist()) for name in rest}
+        enough = {name: max(2, FEWEST_PATIENTS * len(values[name])) for name in rest}
+        if likely := [name for name, some in different.items() if "" not in some and len(some) >= enough[name]]:
+            found["patient"] = likely[0]
+    return found
+
+
+def may_be_sites(values: Mapping[str, np.ndarray], columns: Mapping[str, str]) -> list[str]:
+    """A note about columns that may say where images were taken, where none is known to."""
+    if "site" in columns:
+        return []
+    counts = {name: len(set(one.tolist())) for name, one in values.items() if name not in columns.values()}
+    likely = [
+        f"{name} ({count} values)"
+        for name, count in counts.items()
+        if 2 <= count <= MOST_SITES and IMAGES_AT_A_SITE * count <= len(values[name])
+    ]
+    return [f"no column is taken for the sites; {', '.join(likely)} may be: --site-column NAME"] if likely else []
+
+
+def like_patients_note(name: str) -> list[str]:
+    """A note about a column or an array that is taken for patients though it may be something else."""
+    taken = f"'{name}' is taken for the patient: images that share one stay in one split"
+    return [taken] if _plain(name) in LIKE_PATIENTS else []
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_")
 
 
 # --- masks beside images --------------------------------------------------------------------------------

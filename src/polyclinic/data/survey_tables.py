@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,17 @@ from polyclinic.data.cache import files_below
 from polyclinic.data.datasets.npz import Columns
 from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of, refuse_unlearnable
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.survey_cases import MOST_SITES, Cases, Hints, Sizes, Survey, rarest_of, shared_patients
+from polyclinic.data.survey_cases import (
+    Cases,
+    Hints,
+    Sizes,
+    Survey,
+    columns_by_name,
+    like_patients_note,
+    may_be_sites,
+    rarest_of,
+    shared_patients,
+)
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 
@@ -39,12 +49,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "split": ("split", "set", "fold", "subset"),
     "mask": ("mask", "mask_path", "segmentation", "seg"),
 }
-#: columns that may tell patients apart, where many of their values differ; people look for the others first
-LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "accession", "exam_id")
 #: share of a folder's images that a table in it lists, if it is theirs: another may name an image or two by accident
 LISTED = 0.05
-IMAGES_AT_A_SITE = 5  #: images for each value, on average, of a column that may name sites
-FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
 
 Rows = list[dict[str, str]]
 
@@ -84,7 +90,7 @@ def cases_in_table(file: Path, folder: Path, hints: Hints = Hints()) -> Cases:  
     sparse = [name for name in known if np.mean(table.column(columns[name]) == "") > 0.5]
     notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
     notes += like_patients_note(columns.get("patient", ""))
-    notes += _may_be_sites({name: table.column(name) for name in table.columns}, columns)
+    notes += may_be_sites({name: table.column(name) for name in table.columns}, columns)
     if "label" not in columns and "mask" not in columns:
         flags = [name for name in table.columns if len(table) > 1 and {*table.column(name)} == {"0", "1"}]
         if len(flags) > 1:
@@ -155,55 +161,6 @@ def _path(cell: str, folder: Path, stems: Mapping[str, Path]) -> str:
             return path
     file = stems.get(path) or stems.get(Path(path).name)
     return os.path.relpath(file, folder) if file and path else ""
-
-
-# --- other columns --------------------------------------------------------------------------------------
-
-
-def columns_by_name(
-    values: Mapping[str, np.ndarray], names: Mapping[str, Sequence[str]], near: Collection[str]
-) -> dict[str, str]:
-    """Columns or arrays by what they hold: those of a usual name; of the kinds in `near` also those with a usual name
-    among their words, such as age_years. One institution alone, or very many, make no sites."""
-    plain = {_plain(name): name for name in values}
-    found = {}
-    for what, usual in names.items():
-        exact = [plain[name] for name in usual if name in plain]
-        words = [plain[own] for name in usual if len(name) > 2 for own in plain if name in re.split(r"[_-]", own)]
-        if chosen := exact or (words if what in near else []):
-            found[what] = chosen[0]
-    if "site" in found and not 2 <= len(set(map(str, values[found["site"]].tolist())) - {""}) <= MOST_SITES:
-        del found["site"]
-    if "patient" not in found:
-        rest = [plain[name] for name in LIKE_PATIENTS if name in plain and plain[name] not in found.values()]
-        different = {name: set(values[name].tolist()) for name in rest}
-        enough = {name: max(2, FEWEST_PATIENTS * len(values[name])) for name in rest}
-        if likely := [name for name, some in different.items() if "" not in some and len(some) >= enough[name]]:
-            found["patient"] = likely[0]
-    return found
-
-
-def _may_be_sites(values: Mapping[str, np.ndarray], columns: Mapping[str, str]) -> list[str]:
-    """A note about columns that may say where images were taken, where none is known to."""
-    if "site" in columns:
-        return []
-    counts = {name: len(set(one.tolist())) for name, one in values.items() if name not in columns.values()}
-    likely = [
-        f"{name} ({count} values)"
-        for name, count in counts.items()
-        if 2 <= count <= MOST_SITES and IMAGES_AT_A_SITE * count <= len(values[name])
-    ]
-    return [f"no column is taken for the sites; {', '.join(likely)} may be: --site-column NAME"] if likely else []
-
-
-def like_patients_note(name: str) -> list[str]:
-    """A note about a column or an array that is taken for patients though it may be something else."""
-    taken = f"'{name}' is taken for the patient: images that share one stay in one split"
-    return [taken] if _plain(name) in LIKE_PATIENTS else []
-
-
-def _plain(name: str) -> str:
-    return name.strip().lower().replace(" ", "_")
 
 
 def _named_columns(table: Table, image: str, hints: Hints = Hints()) -> dict[str, str]:  # noqa: B008 (frozen)
@@ -293,18 +250,18 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         for own in first
         if own != name and all(shapes.get(p + own) in ((count,), (count, 1)) for p, count in counts.items())
     }
-    given = {what: own for what, own in hints.columns().items() if what != "label"}
-    if wrong := [own for own in given.values() if own not in arrays]:
-        raise BadInput(f"--site-column, --patient-column: '{wrong[0]}' of {path} has not one entry for each image")
+    given = hints.columns()
+    for what, own in given.items():
+        if own not in arrays:
+            flag, choices = "--label" if what == "label" else f"--{what}-column", ", ".join(arrays)
+            raise BadInput(f"{flag}: '{own}' of {path} has not one entry for each image; choose from {choices}")
+    given.pop("label", None)
     others = {own: values for own, values in arrays.items() if own not in given.values()}
     usual_names = {what: names for what, names in ARRAYS.items() if what not in given}
     by_name = columns_by_name(others, usual_names, near=("label",)) | given
     columns = {"images": name, **{SETTINGS.get(what, what): own for what, own in by_name.items()}}
     masks = [own for own in first if len(shapes[prefixes[0] + own]) >= 3 and MASKS.search(own) and own != name]
     usual = [own for own in ("masks", "mask") if own in masks] or (masks if len(masks) == 1 else [])
-    if hints.label and hints.label not in arrays:
-        choices = ", ".join(arrays)
-        raise BadInput(f"--label: '{hints.label}' of {path} has not one entry for each image; choose from {choices}")
     if hints.label:
         columns["labels"] = hints.label
     elif usual:
@@ -315,36 +272,35 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
     told = Columns(archive, name)
     for own in (columns[what] for what in ("labels", "site") if what in columns):  # names in the place of numbers
         names, values = told.names_of(own), arrays[own]
-        if (
-            names is not None
-            and np.issubdtype(values.dtype, np.integer)
-            and 0 <= values.min() <= values.max() < len(names)
-        ):
+        is_number = names is not None and np.issubdtype(values.dtype, np.integer)
+        if names is not None and is_number and 0 <= values.min() <= values.max() < len(names):
             arrays[own] = names.astype(str)[values]
     texts = [str(value) for value in arrays[columns["labels"]].tolist()] if "labels" in columns else []
     labels = labels_of(texts) if texts else Labels.masks()
-    _refuse_pixels(archive.first(prefixes[0] + name), f"{path}: '{name}'")
+    pixels = archive.first(prefixes[0] + name)
+    try:  # a study does not take all values
+        as_bytes(pixels) if len(pixels) else None
+    except ValueError as error:
+        raise BadInput(f"--for {path}: '{name}', image 0: {error}") from None
     if texts:
         refuse_unlearnable(labels.classes, f"--for {path}")
     gaps = _gaps(texts, labels.task)
+    known = {what: arrays[columns[what]].astype(str).tolist() for what in ("group", "site") if what in columns}
     taken = like_patients_note(columns.get("group", ""))
-    if "site" in columns and "group" in columns:
-        taken += shared_patients(*(arrays[columns[what]].astype(str).tolist() for what in ("group", "site")))
-    held = {"site": columns["site"]} if "site" in columns else dict(enumerate(columns.values()))
-    taken += _may_be_sites(arrays, {str(what): own for what, own in held.items()})
-    height, width = sides_of(shape)
-    known = arrays[columns["site"]].astype(str).tolist() if "site" in columns else None
+    taken += shared_patients(*known.values()) if len(known) == 2 else []
+    taken += may_be_sites(arrays, columns)
+    height, width = map(int, sides_of(shape))
     return Survey(
         path=path,
         source="npz",
         labels=labels,
         images=sum(counts.values()),
-        sizes=Sizes(((int(width), int(height)),), (int(width), int(height))),
+        sizes=Sizes(((width, height),), (width, height)),
         columns=columns,
-        sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
-        patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
+        sites=dict(Counter(known.get("site", ()))),
+        patients=len(set(known["group"])) if "group" in known else None,
         notes=(*gaps, *code_notes(texts), *taken),
-        rarest=rarest_of(texts, known) if labels.task == "classification" else 0,
+        rarest=rarest_of(texts, known.get("site")) if labels.task == "classification" else 0,
         keeps_classes=labels.task == "classification" and bool(gaps),
     )
 
@@ -401,14 +357,6 @@ def _has_image_shape(shape: tuple[int, ...]) -> bool:
 
 def _listed(shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
-
-
-def _refuse_pixels(first: np.ndarray, about: str) -> None:
-    """BadInput where the first image has values that a study does not take."""
-    try:
-        as_bytes(first) if len(first) else None
-    except ValueError as error:
-        raise BadInput(f"--for {about}, image 0: {error}") from None
 
 
 def _gaps(texts: Sequence[str], task: str) -> tuple[str, ...]:
