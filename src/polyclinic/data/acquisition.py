@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.randomness import numpy_rng
@@ -62,9 +63,8 @@ def _acquire_chunk(images: np.ndarray, style: Style, rng: np.random.Generator) -
     colour = np.array(style.colour) if images.shape[1] == 3 else np.full(images.shape[1], np.mean(style.colour))
     light *= colour.astype(np.float32)[:, None, None] * _vignette(side, style.vignette)
     if style.blur * side > 0.1:
-        from scipy.ndimage import gaussian_filter1d
-
-        light = gaussian_filter1d(gaussian_filter1d(light, style.blur * side, axis=2), style.blur * side, axis=3)
+        for axis in (2, 3):
+            light = scipy.ndimage.gaussian_filter1d(light, style.blur * side, axis=axis)
     light += style.noise * rng.standard_normal(light.shape, dtype=np.float32)
     return to_uint8(light)
 
@@ -82,13 +82,11 @@ def zoom_centre(images: np.ndarray, keep: float, *, order: int) -> np.ndarray:
     """
     if keep >= 1:
         return images
-    from scipy.ndimage import map_coordinates
-
     height, width = images.shape[-2:]
     rows, columns = ((np.arange(n) - (n - 1) / 2) * keep + (n - 1) / 2 for n in (height, width))
     where = np.stack(np.meshgrid(rows, columns, indexing="ij"))
     flat = images.reshape(-1, height, width)
-    out = np.stack([map_coordinates(image, where, order=order, mode="nearest") for image in flat])
+    out = np.stack([scipy.ndimage.map_coordinates(image, where, order=order, mode="nearest") for image in flat])
     return out.reshape(images.shape)
 
 

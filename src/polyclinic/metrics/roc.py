@@ -6,6 +6,7 @@ Ties count half, so a constant score has an area of one half and no hits.
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -99,11 +100,9 @@ def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CO
     if area in (0.0, 1.0):
         reach = min(1.0, -np.log(1 - confidence) / min(n, m))
         return (area, 1 - reach, 1.0) if area else (area, 0.0, reach)
-    from scipy import stats  # as below: every process of a run would pay for it, and only audits need it
-
     of_members, of_others = placements(members, others)
     deviation = np.sqrt(of_members.var(ddof=1) / n + of_others.var(ddof=1) / m)
-    step = stats.norm.ppf((1 + confidence) / 2) * deviation / (area * (1 - area))
+    step = scipy.stats.norm.ppf((1 + confidence) / 2) * deviation / (area * (1 - area))
     centre = np.log(area / (1 - area))
     low, high = (float(1 / (1 + np.exp(-(centre + sign * step)))) for sign in (-1, 1))
     return area, low, high
@@ -111,11 +110,9 @@ def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CO
 
 def placements(members: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The share of the others that each member scores above [N], and of the members that score above each other [M]."""
-    from scipy import stats
-
     n, m = len(members), len(others)
-    ranks = stats.rankdata(np.concatenate([members, others]))
-    return (ranks[:n] - stats.rankdata(members)) / m, 1 - (ranks[n:] - stats.rankdata(others)) / n
+    ranks = scipy.stats.rankdata(np.concatenate([members, others]))
+    return (ranks[:n] - scipy.stats.rankdata(members)) / m, 1 - (ranks[n:] - scipy.stats.rankdata(others)) / n
 
 
 def threshold(others: np.ndarray, false_alarms: float) -> float:
@@ -126,9 +123,7 @@ def threshold(others: np.ndarray, false_alarms: float) -> float:
 
 def share_interval(count: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper-Pearson)."""
-    from scipy.special import betaincinv  # not stats: every run asks for intervals, and would import it
-
     tail = (1 - confidence) / 2
-    low = betaincinv(count, total - count + 1, tail) if count else 0.0
-    high = betaincinv(count + 1, total - count, 1 - tail) if count < total else 1.0
+    low = scipy.special.betaincinv(count, total - count + 1, tail) if count else 0.0
+    high = scipy.special.betaincinv(count + 1, total - count, 1 - tail) if count < total else 1.0
     return float(low), float(high)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
@@ -31,12 +32,10 @@ class Clustering:
 
     def nearest(self, images: np.ndarray, index: np.ndarray) -> np.ndarray:
         """The cluster of each image at `index`, int64 [len(index)]; images: uint8 [N, C, H, W]."""
-        from scipy.cluster.vq import vq  # here: every process of a run would pay for it
-
         found = [np.empty(0, dtype=np.int64)]
         for start in range(0, len(index), CHUNK):
             pixels = small_pixels(images[index[start : start + CHUNK]])
-            found.append(vq((pixels - self.mean) @ self.components, self.centres)[0].astype(np.int64))
+            found.append(scipy.cluster.vq.vq((pixels - self.mean) @ self.components, self.centres)[0].astype(np.int64))
         return np.concatenate(found)
 
 
@@ -51,16 +50,14 @@ def small_pixels(images: np.ndarray) -> np.ndarray:
 
 def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Clustering:
     """PCA, then k-means on the leading components; clusters in the order of their first coordinate."""
-    from scipy.cluster.vq import ClusterError, kmeans2
-
     mean = pixels.mean(axis=0)
     components = leading_directions(pixels - mean)
     coordinates = (pixels - mean) @ components
     different = len(np.unique(coordinates, axis=0)) if coordinates.size else 1
     for _ in range(TRIES if different >= count else 0):
         try:
-            centres, _ = kmeans2(coordinates, count, minit="++", iter=50, missing="raise", seed=rng)
-        except ClusterError:  # an empty cluster: start again from other centres
+            centres, _ = scipy.cluster.vq.kmeans2(coordinates, count, minit="++", iter=50, missing="raise", seed=rng)
+        except scipy.cluster.vq.ClusterError:  # an empty cluster: start again from other centres
             continue
         return Clustering(mean, components, centres[np.argsort(centres[:, 0])])
     raise BadInput(f"sites.count: found no {count} clusters in {len(pixels)} images; take fewer sites")
@@ -68,11 +65,9 @@ def fit_clusters(pixels: np.ndarray, count: int, rng: np.random.Generator) -> Cl
 
 def leading_directions(centred: np.ndarray) -> np.ndarray:
     """Up to 50 leading directions, float32 [D, P], each with its largest entry positive."""
-    from scipy.linalg import eigh
-
     gram = centred @ centred.T
     wanted = min(COMPONENTS, len(gram) - 1)
-    _, vectors = eigh(gram.astype(np.float64), subset_by_index=(len(gram) - wanted, len(gram) - 1))
+    _, vectors = scipy.linalg.eigh(gram.astype(np.float64), subset_by_index=(len(gram) - wanted, len(gram) - 1))
     directions = centred.T @ vectors[:, ::-1].astype(np.float32)
     length = np.linalg.norm(directions, axis=0)
     directions = directions[:, length > 1e-6 * length.max()]

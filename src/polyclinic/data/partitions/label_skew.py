@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
@@ -21,14 +22,12 @@ class Spectrum:
     """Ways to give images, in label order, to `count` equal sites: from sorted to evenly mixed."""
 
     def __init__(self, labels: np.ndarray, count: int, rng: np.random.Generator) -> None:
-        from scipy.special import ndtri  # here: every process of a run would pay for it
-
         n, rounds = len(labels), -(-len(labels) // count)
         self.labels, self.count = np.sort(labels), count
-        self._sorted = ndtri((np.arange(n) + 0.5) / n)
+        self._sorted = scipy.special.ndtri((np.arange(n) + 0.5) / n)
         # of any `count` neighbours in label order, one goes to each site
         dealt = rng.permuted(np.tile(np.arange(count), (rounds, 1)), axis=1).ravel()[:n]
-        self._mixed = ndtri((dealt + rng.random(n)) / count)
+        self._mixed = scipy.special.ndtri((dealt + rng.random(n)) / count)
 
     def sites_at(self, mixing: float) -> np.ndarray:
         """The site of each image, in label order, int64 [N]; `mixing` runs from 0 (sorted) to 1."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import share_interval, threshold
@@ -42,8 +43,6 @@ def fit_temperature(logits: Numbers, labels: Numbers) -> float:
 
     It needs no more than a site's own validation images. Between 0.01 and 100; the cross-entropy has one minimum.
     """
-    from scipy import optimize
-
     found = np.asarray(logits, dtype=np.float64)
     if found.ndim != 2 or found.shape[1] < 2 or len(found) == 0 or not np.isfinite(found).all():
         raise BadInput(f"statistics: logits have shape {found.shape}; give finite numbers [cases, classes]")
@@ -54,7 +53,7 @@ def fit_temperature(logits: Numbers, labels: Numbers) -> float:
         factor = np.exp(-log_temperature)
         return float((np.logaddexp.reduce(found * factor, axis=1) - own * factor).mean())
 
-    fitted = optimize.minimize_scalar(
+    fitted = scipy.optimize.minimize_scalar(
         cross_entropy, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded", options={"xatol": 1e-8}
     )
     return float(np.exp(fitted.x))

@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -110,10 +111,9 @@ def mean_interval(values: Numbers, *, confidence: float = CONFIDENCE, overlap: f
     `overlap` is for cross-validation, whose training images overlap: test images divided by training images, which is
     1 / (folds - 1). The variance of the mean is then (1/n + overlap) times that of the values (Nadeau and Bengio 2003).
     """
-    from scipy import stats
-
     found = numbers(values, "values", least=2)
-    reach = stats.t.ppf((1 + share(confidence, "confidence")) / 2, len(found) - 1) * mean_deviation(found, overlap)
+    quantile = scipy.stats.t.ppf((1 + share(confidence, "confidence")) / 2, len(found) - 1)
+    reach = quantile * mean_deviation(found, overlap)
     mean = float(found.mean())
     return Interval(mean, float(mean - reach), float(mean + reach), confidence)
 
@@ -231,14 +231,13 @@ def bland_altman(predictions: Numbers, truth: Numbers) -> Agreement:
     The limits lie 1.96 standard deviations from the bias. The variance of a limit is s^2 (1/n + 1.96^2 / 2(n-1)), and
     its interval is Student's (Bland and Altman 1999). Differences count as independent: one of each patient.
     """
-    from scipy import stats
-
     found, values = numbers(predictions, "predictions", least=2), numbers(truth, "truth", least=2)
     same_length(values, "truth", len(found))
     apart, n = found - values, len(found)
     bias, deviation = mean_interval(apart), float(apart.std(ddof=1))
-    width = float(stats.norm.ppf(0.975))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * deviation * np.sqrt(1 / n + width**2 / (2 * (n - 1))))
+    width = float(scipy.stats.norm.ppf(0.975))
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)
+    reach = float(quantile * deviation * np.sqrt(1 / n + width**2 / (2 * (n - 1))))
     lower, upper = (
         Interval(limit, limit - reach, limit + reach)
         for limit in (bias.value - width * deviation, bias.value + width * deviation)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are named: some take seconds
 from torch import Tensor
 
 from polyclinic.errors import BadInput
@@ -53,8 +54,6 @@ def paired_test(values: Numbers, baseline: Numbers, *, test: PairedTest = "t", o
     `test`: "t" is Student's paired test; "wilcoxon" the signed-rank test, exact for few pairs. The interval is
     Student's with both. `overlap`: as in `mean_interval`, for the folds of a cross-validation, with "t" only.
     """
-    from scipy import stats
-
     ours, theirs = numbers(values, "values", least=2), numbers(baseline, "baseline", least=2)
     same_length(theirs, "baseline", len(ours))
     if overlap and test == "wilcoxon":
@@ -64,7 +63,7 @@ def paired_test(values: Numbers, baseline: Numbers, *, test: PairedTest = "t", o
     if test == "wilcoxon":
         p = _wilcoxon(apart)
     elif deviation := mean_deviation(apart, overlap):
-        p = float(2 * stats.t.sf(abs(apart.mean()) / deviation, len(apart) - 1))
+        p = float(2 * scipy.stats.t.sf(abs(apart.mean()) / deviation, len(apart) - 1))
     else:  # all are equal and have no spread: t is not defined, and p is that of the exact sign test
         p = 1.0 if apart[0] == 0 else 2.0 ** (1 - len(apart))
     return Difference(interval.value, interval.low, interval.high, p, p, len(apart))
@@ -72,18 +71,16 @@ def paired_test(values: Numbers, baseline: Numbers, *, test: PairedTest = "t", o
 
 def _wilcoxon(apart: np.ndarray) -> float:
     """p of the signed-rank test; differences of zero are left out, as Wilcoxon does."""
-    from scipy import stats
-
     apart = apart[apart != 0]
     if len(apart) == 0:
         return 1.0
     untied = len(np.unique(np.abs(apart))) == len(apart)
     if untied and len(apart) <= MOST_UNTIED:
-        return float(stats.wilcoxon(apart, method="exact").pvalue)
+        return float(scipy.stats.wilcoxon(apart, method="exact").pvalue)
     if len(apart) > MOST_COUNTED:
-        return float(stats.wilcoxon(apart, method="asymptotic").pvalue)
+        return float(scipy.stats.wilcoxon(apart, method="asymptotic").pvalue)
     # the share of all 2^N changes of sign whose rank sum lies as far out
-    ranks = stats.rankdata(np.abs(apart))
+    ranks = scipy.stats.rankdata(np.abs(apart))
     signs = (np.arange(2 ** len(ranks))[:, None] >> np.arange(len(ranks))) & 1
     centre = ranks.sum() / 2
     return float((np.abs(signs @ ranks - centre) >= abs(ranks[apart > 0].sum() - centre) - 1e-9).mean())
@@ -129,8 +126,6 @@ def mcnemar(first: Numbers, second: Numbers) -> float:
     The exact binomial test where 25 cases or fewer are right in one model only; else chi-squared with one degree of
     freedom, corrected for continuity (Edwards 1948).
     """
-    from scipy import stats
-
     ours = truths(first, "first", len(np.asarray(first)))
     theirs = truths(second, "second", len(ours))
     only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
@@ -138,8 +133,8 @@ def mcnemar(first: Numbers, second: Numbers) -> float:
     if apart == 0:
         return 1.0
     if apart <= MOST_EXACT:
-        return float(stats.binomtest(only_ours, apart).pvalue)
-    return float(stats.chi2.sf(max(0, abs(only_ours - only_theirs) - 1) ** 2 / apart, 1))
+        return float(scipy.stats.binomtest(only_ours, apart).pvalue)
+    return float(scipy.stats.chi2.sf(max(0, abs(only_ours - only_theirs) - 1) ** 2 / apart, 1))
 
 
 # --- DeLong's variance of an AUC (1988) -----------------------------------------------------------------------
@@ -161,8 +156,6 @@ def delong_test(first: Numbers, second: Numbers, truth: Numbers) -> Difference:
     One pair of AUCs is one test, so `p_holm` is p. Where both models separate the classes perfectly, or rank all pairs
     alike, p is 1.
     """
-    from scipy import stats
-
     pairs = [_split(first, truth), _split(second, truth)]
     difference = auc(*pairs[0]) - auc(*pairs[1])
     (one, both), (_, two) = _covariance(pairs)
@@ -171,8 +164,8 @@ def delong_test(first: Numbers, second: Numbers, truth: Numbers) -> Difference:
         if abs(difference) > 1e-12:
             raise BadInput("statistics: DeLong's variance is zero here; compare these two models by McNemar's test")
         return Difference(0.0, 0.0, 0.0, 1.0, 1.0, len(numbers(truth, "truth")))
-    reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
-    p = float(2 * stats.norm.sf(abs(difference) / deviation))
+    reach = float(scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
+    p = float(2 * scipy.stats.norm.sf(abs(difference) / deviation))
     return Difference(difference, difference - reach, difference + reach, p, p, len(numbers(truth, "truth")))
 
 
@@ -223,11 +216,9 @@ def chance_of_sum(weights: Sequence[int], drawn: int, images: int, least: int) -
 def chance_of_groups(groups: Sequence[tuple[int, int, int]], least: int) -> float:
     """Probability that `least` or more are drawn in all groups together, each (looked at, drawn, images): of so many
     images in the group so many are drawn, and so many are looked at."""
-    from scipy.stats import hypergeom  # imported late, as below
-
     table = np.ones(1)
     for looked_at, drawn, images in groups:
-        table = np.convolve(table, hypergeom.pmf(np.arange(looked_at + 1), images, drawn, looked_at))
+        table = np.convolve(table, scipy.stats.hypergeom.pmf(np.arange(looked_at + 1), images, drawn, looked_at))
     return float(min(1.0, table[least:].sum())) if least > 0 else 1.0
 
 
@@ -241,9 +232,7 @@ def chance_of_order(
     above, below = by_patient(members, member_cases), by_patient(others, other_cases)
     if not len(above) or not len(below):
         return 1.0
-    from scipy import stats  # imported late: every process of a run would pay for it, and only audits need it
-
-    ranks = stats.rankdata(np.concatenate([above, below]))
+    ranks = scipy.stats.rankdata(np.concatenate([above, below]))
     doubled = np.rint(2 * ranks).astype(int)
     own = doubled[: len(above)]
     if len(above) > len(below):  # the same question about the smaller group: are the others far below?
@@ -251,7 +240,7 @@ def chance_of_order(
         own = doubled[len(above) :]
     if len(doubled) * len(own) * doubled.sum() <= MOST_STEPS:
         return chance_of_sum(doubled.tolist(), len(own), len(doubled), int(own.sum()))
-    return float(stats.mannwhitneyu(above, below, alternative="greater", method="asymptotic").pvalue)
+    return float(scipy.stats.mannwhitneyu(above, below, alternative="greater", method="asymptotic").pvalue)
 
 
 def by_patient(scores: Scores, cases: np.ndarray | None) -> np.ndarray:
@@ -269,6 +258,4 @@ def chance_of_firsts(count: int, trials: int, others: int) -> float:
     Each does with probability 1 / (others + 1). They share the others, so they are no independent throws; this is the
     chance of the worst dependence, where all trials have one probability in common (beta-binomial).
     """
-    from scipy import stats
-
-    return float(stats.betabinom.sf(count - 1, trials, 1, others))
+    return float(scipy.stats.betabinom.sf(count - 1, trials, 1, others))
