@@ -4,6 +4,7 @@ written from the records.
 python -m polyclinic_lab.page
 """
 
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from polyclinic.json_types import JsonObject
 from polyclinic_lab.claim import CLAIMS, SCALES, Claim
 from polyclinic_lab.records import RECORDS, Kept, is_stale, records
+from polyclinic_lab.rules import MOST_NEEDED
 
 PAGES = Path(__file__).parents[1] / "pages"
 VERDICTS = ("yes", "no", "undecided")
@@ -21,8 +23,8 @@ Written by `python -m polyclinic_lab.page`. `polyclinic reproduce CLAIM --out DI
 to its record: all values, the rule, settings, data, machine, minutes and commit. [Why some did not hold](reasons.md).
 
 - *yes*: the whole 95 % interval of the differences (seed by seed, or image by image) lies on the claimed side. *no*: it
-  lies on the other side. *undecided*: it has both signs, or pooled training learnt too little to compare with; the
-  record says how many seeds would decide. In brackets: seeds, or images; parts of the rule that hold.
+  lies on the other side. *undecided*: it has both signs, or pooled training learnt too little to compare with. In
+  brackets: seeds, or images; parts of the rule that hold; how many seeds would decide, in how many minutes more.
 - `quick`: small networks and images (two cores, at most 15 minutes); `full` comes near to the paper (a GPU). Numbers
   are those of the largest scale that was run, mean ± standard deviation, of what the rule asks. *not run*: the
   experiment was made anew, and has not had a GPU yet.
@@ -96,7 +98,8 @@ def _verdict(claim: Claim, scale: str, kept: Kept) -> str:
         return "-"
     seeds = max((row["n"] for row in found["ours"]), default=0)
     word = f"[{found['verdict']}](../records/{claim.name}-{scale}.json)"
-    return f"{word}{f' ({seeds}{_parts(claim, found)})' if claim.arms else ''}{' †' if is_stale(found) else ''}"
+    told = f" ({seeds}{_parts(claim, found)}{_needed(found, seeds)})" if claim.arms else ""
+    return f"{word}{told}{' †' if is_stale(found) else ''}"
 
 
 def _parts(claim: Claim, found: JsonObject) -> str:
@@ -106,6 +109,18 @@ def _parts(claim: Claim, found: JsonObject) -> str:
     met = claim.rule.provided is None or claim.rule.provided.judge(table).word == "yes"
     told = met and len(words) > 1 and found["verdict"] == "undecided"
     return f"; {words.count('yes')} of {len(words)} parts" if told else ""
+
+
+def _needed(found: JsonObject, seeds: int) -> str:
+    """How many seeds or images would decide what is open, and how many minutes more that is, one run after another."""
+    counts = [int(one) for one in re.findall(r"about (\d+) \w+ would decide", found["why"])]
+    if found["verdict"] != "undecided" or not counts:
+        return ""
+    if "are needed" in found["why"]:
+        return f"; over {MOST_NEEDED} would"
+    parts = ("runs", "audits") if found["study"] else ("this call",)
+    minutes = sum(found["minutes"].get(name, 0) for name in parts) * (max(counts) / seeds - 1)
+    return f"; {max(counts)} would{f', {minutes:.0f} min' if minutes else ''}"
 
 
 def _reasons(kept: Kept) -> Iterator[str]:

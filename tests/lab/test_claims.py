@@ -12,7 +12,7 @@ from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim, 
 from polyclinic_lab.figure import _by_count, draw, shown_metrics
 from polyclinic_lab.judge import STUDIES, plan, slug
 from polyclinic_lab.measures import OF_ALL, OF_RUN
-from polyclinic_lab.page import PAGES, _parts, pages
+from polyclinic_lab.page import PAGES, _needed, _parts, pages
 from polyclinic_lab.records import is_stale, minutes_of, records
 
 SMALL = """
@@ -142,6 +142,15 @@ def test_an_undecided_conjunction_says_how_many_parts_hold() -> None:
     claim = CLAIMS["qu-figure5-retina-high"]
     assert _parts(claim, {"verdict": "undecided", "ours": rows}) == "; 1 of 2 parts"
     assert _parts(claim, {"verdict": "yes", "ours": rows}) == ""
+
+
+def test_what_is_open_says_how_many_seeds_and_minutes_would_decide() -> None:
+    """By hand: six more seeds, of which three took twelve minutes."""
+    found = {"verdict": "undecided", "study": "a.toml", "minutes": {"runs": 10, "audits": 2, "this call": 1}}
+    why = "yes: a. undecided: b; about 5 seeds would decide. undecided: c; about 9 seeds would decide"
+    assert _needed({**found, "why": why}, 3) == "; 9 would, 24 min"
+    assert _needed({**found, "why": f"{why}. d; more than 999 seeds are needed"}, 3) == "; over 999 would"
+    assert _needed({**found, "why": why, "verdict": "no"}, 3) == ""
 
 
 def test_minutes_are_measured_where_there_is_a_record() -> None:
