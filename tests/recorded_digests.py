@@ -47,6 +47,9 @@ VQVAE2 = {
 }
 DCGAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
 STYLEGAN2 = {"name": "stylegan2", "width": 2, "latent": 4, "steps": 2, "ada_images": 50}
+FLOW = {
+    **{"name": "flow", "steps": 4, "batch_size": 4, "width": 8, "levels": 2, "blocks": 1, "sample_steps": 2},
+}
 REPLAY = {"generator": VQVAE2, "replay": {"probe": False}}
 MADE = {"generator": DCGAN, "tuning": {"on": False}}
 FELICIA = {
@@ -60,6 +63,11 @@ ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
     "gaussian-heads, naive-bayes": ({"name": "gaussian-heads", "rule": "naive-bayes"}, ENCODER),
     "private-head": ({"name": "private-head", "phantoms": 10}, {**ENCODER, "privacy": {"noise_multiplier": 1.0}}),
     "fedpft": ({"name": "fedpft", "components": 2, "iterations": 3, "passes": 2}, ENCODER),
+    "fedsamples": ({"name": "fedsamples", "looks": 1}, {"generator": FLOW}),
+    "fedsamples, features": (
+        {"name": "fedsamples", "looks": 2, "numbers": 16},
+        {**ENCODER, "generator": {**FLOW, "space": "features"}},
+    ),
 }
 #: one run by name: its method, and tables that differ from `BASE`
 METHODS: dict[str, tuple[dict[str, Any], Tables]] = {

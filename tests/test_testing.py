@@ -20,6 +20,7 @@ from polyclinic.models import BACKBONES
 from polyclinic.runner.run import engines
 
 GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
+FLOW = {"name": "flow", "steps": 8, "batch_size": 8, "width": 8, "levels": 2, "blocks": 1, "sample_steps": 2}
 REPLAY = {"generator": VQVAE2, "replay": {"probe": False}}
 FEDER = {"generator": GAN, "tuning": {"on": False}, "method": {"buffer": 8}}
 #: what methods need besides a tiny study
@@ -35,6 +36,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "fedpft": {"method": {"components": 2, "iterations": 3, "passes": 2}},
     "analytic": {"method": {"numbers": 8}},
     "gaussian-heads": {"method": {"numbers": 8}},
+    "fedsamples": {"generator": FLOW, "method": {"looks": 2}},
 }
 #: one of each way to keep something at a site; others share their code. All of them with `make check-all`
 IN_WORKERS = ("splitnn",)

@@ -144,6 +144,7 @@ MONTHS = {
     "felicia": 26.62,
     "analytic": 19.35,
     "private-head": 24.29,
+    "fedsamples": 33.66,
 }
 STUDY = {
     "data": {"source": "hand-phantom", "samples": 200},
@@ -152,7 +153,12 @@ STUDY = {
     "optimizer": {"name": "adam", "lr": 0.002, "augment": []},
 }
 #: what takes too long here by default
-SETTINGS = {"fedrep": {"head_epochs": 1}, "felicia": {"learner_steps": 100}, "private-head": {"phantoms": 10}}
+SETTINGS = {
+    "fedrep": {"head_epochs": 1},
+    "felicia": {"learner_steps": 100},
+    "private-head": {"phantoms": 10},
+    "fedsamples": {"looks": 1},
+}
 #: the papers' methods and one plain one; of all others no bit changes unnoticed (`test_recorded_digests.py`)
 QUICK = {"analytic", "cwt-replay", "fedavg", "feder", "fedreplay", "felicia"}
 REGRESSION = sorted(name for name in METHODS if "regression" in METHODS[name].traits.tasks)

@@ -112,7 +112,7 @@ def find_copies(
     near, baseline = nearest_of(to_training), nearest_of(from_held_out)
     limit = COPY_FACTOR * float(baseline.distance.quantile(CLOSE_SHARE, interpolation="lower"))
     own = within.distances.clone().fill_diagonal_(torch.inf).amin(1)
-    share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed, cases)
+    share, chance, compared = closer_to_training(to_training.distances, to_held_out.distances, seed, cases)
     return Copies(
         training=near,
         held_out=nearest_of(to_held_out),
@@ -136,7 +136,7 @@ def references(training: Images, held_out: Images) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _closer_to_training(
+def closer_to_training(
     to_training: Tensor, to_held_out: Tensor, seed: int, cases: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[float, float, int]:
     """The share of made images closer to training than to as many held-out images, and how often chance does it.

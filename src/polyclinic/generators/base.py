@@ -97,6 +97,8 @@ class Generator(Settings):
     has_codes: ClassVar[bool] = False
     #: whether the models it builds are trained step by step (`GeneratorModel.begin`), as [tuning] trains them
     tunable: ClassVar[bool] = False
+    #: whether it learns maps of many channels, which a network's frozen layers give
+    learns_maps: ClassVar[bool] = False
     #: whether its models can be trained in parts (`FitOptions.leg`)
     resumable: ClassVar[bool] = False
 

@@ -22,6 +22,7 @@ from polyclinic.methods.fedpft import FedPFT
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedrep import FedRep
 from polyclinic.methods.fedreplay import FedReplay
+from polyclinic.methods.fedsamples import FedSamples
 from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.finetune import FineTune
@@ -66,6 +67,7 @@ METHODS: Registry[type[Method]] = Registry(
         "analytic": Analytic,
         "gaussian-heads": GaussianHeads,
         "fedpft": FedPFT,
+        "fedsamples": FedSamples,
     },
     base=Method,
 )

@@ -196,13 +196,18 @@ def check_replay(study: Study) -> None:
     if study.replay.codes == "prior" and study.task.dense:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
     if study.in_latents:
-        _check_latents(study)
+        _check_latents(study, "replay.space = 'latents'")
+        if not study.method.traits.takes_frozen_features or not study.generator.learns_maps:
+            raise BadInput(
+                f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
+                "or fedavg-replay, and vqvae2 or flow"
+            )
 
 
-def _check_latents(study: Study) -> None:
+def _check_latents(study: Study, said: str) -> None:
     """BadInput if there are no latents that a generator could learn, or no batch could take them."""
-    model, said = study.model, "replay.space = 'latents'"
-    if model.freeze is None or model.weights == models.RANDOM:
+    model, encoder = study.model, issubclass(backbone_of(study), models.Encoded)
+    if (model.freeze is None or model.weights == models.RANDOM) and not (encoder and study.method.learns_features):
         raise BadInput(
             f"model.freeze: {said} replays what frozen layers with public weights give; set model.freeze to a cut and "
             "model.weights to 'public' or a file"
@@ -211,12 +216,7 @@ def _check_latents(study: Study) -> None:
         raise BadInput(f"model.cut: {said} cuts after model.freeze, '{model.freeze}'; leave model.cut out")
     if study.optimizer.augment:
         raise BadInput(f"optimizer.augment: {said} has no images to change; set optimizer.augment = []")
-    if not study.method.traits.takes_frozen_features or not study.generator.has_codes:
-        raise BadInput(
-            f"replay.space: '{study.method.name}' with '{study.generator.name}' cannot; choose cwt-replay "
-            "or fedavg-replay, and vqvae2"
-        )
-    if not gives_square_map(study, model.freeze):
+    if model.freeze is not None and not encoder and not gives_square_map(study, model.freeze):
         raise BadInput(f"model.freeze: '{model.freeze}' gives no square map for an image; choose an earlier cut")
 
 
@@ -248,6 +248,13 @@ def check_generator(study: Study) -> None:
         return
     generator.check_images(study.data.size, task)
     method.check_generator(generator, task)
+    if getattr(generator, "space", None) == "features":
+        if not method.learns_features:
+            raise BadInput(
+                "generator.space: 'features' is for fedsamples; choose that, or set generator.space = 'pixels' (and "
+                "where sites replay features, replay.space = 'latents')"
+            )
+        _check_latents(study, "generator.space = 'features'")
     samples = method.needs_generator() or (study.replay is not None and study.replay.codes == "prior")
     if samples and (obstacle := generator.sampling_obstacle()):
         raise BadInput(obstacle)

@@ -143,7 +143,9 @@ class Study(Settings):
 
     @property
     def in_latents(self) -> bool:
-        """Whether latents of frozen layers are replayed, and not images."""
+        """Whether latents of frozen layers, or features, are replayed or sent as samples, and not images."""
+        if self.method.learns_features and getattr(self.generator, "space", None) == "features":
+            return True
         return self.replay is not None and self.replay.ratio > 0 and self.replay.space == "latents"
 
     @property
@@ -346,7 +348,7 @@ def method_has_table(old: str, new: str, table: str) -> bool:
 
 def default_generator(method: Method) -> str:
     """The generator of a study that names none."""
-    return "dcgan" if method.needs_generator() else "vqvae2"
+    return method.usual_generator if method.needs_generator() else "vqvae2"
 
 
 def is_default_generator(old: str, new: str, table: object) -> bool:

@@ -15,7 +15,7 @@ from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.settings import Settings, variant
 from polyclinic.study import Study
-from polyclinic.study.study import PLAIN, VARIANTS
+from polyclinic.study.study import PLAIN, VARIANTS, default_generator
 from polyclinic.tasks import TASKS
 
 #: the backbone of a template whose method needs an encoder
@@ -37,7 +37,7 @@ EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 def template(*, method: str, source: str, partition: str, task: str | None = None) -> str:
     """TOML text for the named variants; every setting has a comment above it. Tables that few need are comments."""
     chosen = {"data": source, "sites": partition, "task": task or first_task(source), "method": method}
-    chosen["generator"] = "dcgan" if _method(method).needs_generator() else "vqvae2"
+    chosen["generator"] = default_generator(_method(method))
     needless, recipe = _needless(method), RECIPE if method in RECIPE_FOR else {}
     blocks = ["# A study for Polyclinic: run it with `polyclinic run FILE`."]
     for name in ("format", "seed"):

@@ -304,7 +304,12 @@ def _pieces(site: Site, units: Units, index: Tensor, address: image_draws.Addres
 
 
 def release_sum(
-    site: Site, total: Callable[[Tensor, Tensor | None], Tensor], batch_size: int | None, *, share: float = 1.0
+    site: Site,
+    total: Callable[[Tensor, Tensor | None], Tensor],
+    batch_size: int | None,
+    *,
+    share: float = 1.0,
+    noise: float | None = None,
 ) -> tuple[Tensor, float]:
     """A private sum over the site's training images, entered as one step, and how many images (or patients) it is of on
     average; zero if the budget does not allow it.
@@ -312,13 +317,13 @@ def release_sum(
     `total(index, patients)` is the sum of the images at `index`, on the CPU; each image, or where `patients` [B] are
     given each patient, has at most length `privacy.max_grad_norm` in it. `batch_size`: as many take part on average,
     each with the same chance; all if None. `share`: the part of the noise that this site adds, where several sites
-    share the noise of their sum.
+    share the noise of their sum. `noise`: another noise multiplier than the study's.
     """
     privacy = settings_of(site)
     units = units_of(site, privacy.unit)
     rate = 1.0 if batch_size is None else epsilon.sampling_rate_for(len(units), batch_size)
     expected = rate * len(units)
-    noise = privacy.noise_in_sum(expected)
+    noise = privacy.noise_in_sum(expected) if noise is None else noise
     allowed, address = enter_steps(site, noise, rate, 1)
     if not allowed:
         return torch.zeros_like(total(torch.arange(0), None)), expected

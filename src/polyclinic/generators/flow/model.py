@@ -77,6 +77,7 @@ class Flow(Generator):
 
     summary: ClassVar[str] = "rectified flow: a network that carries noise to images, or to features"
     resumable: ClassVar[bool] = True
+    learns_maps: ClassVar[bool] = True
 
     def model_for(self, spec: ModelSpec) -> FlowModel:
         return FlowModel(self, spec)

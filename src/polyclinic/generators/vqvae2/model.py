@@ -71,6 +71,7 @@ class VQVAE2(base.Generator):
 
     summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
     has_codes: ClassVar[bool] = True
+    learns_maps: ClassVar[bool] = True
 
     def model_for(self, spec: base.ModelSpec) -> "VQVAE2Model":
         return VQVAE2Model(self, spec)

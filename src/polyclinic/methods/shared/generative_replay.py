@@ -72,20 +72,12 @@ def prepare(federation: Federation) -> None:
     if settings.ratio == 0:
         return
     if settings.space == "latents":
-        federation.once("front", functools.partial(hand_out_front, federation))
+        federation.once("front", functools.partial(replay_space.hand_out_front, federation))
     carried: Tensors = {}
     for site in federation.sites:
         carried = federation.once(f"generator-{site}", functools.partial(train_generator_at, federation, site, carried))
     figures = federation.once("replay", functools.partial(distribute, federation, carried))
     federation.report("replay", {name: round(float(value), 4) for name, value in figures.items()})
-
-
-def hand_out_front(federation: Federation) -> Tensors:
-    """Give every site the frozen layers, where latents are replayed: it needs them before the network comes."""
-    trainer = federation.trainer
-    front = trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
-    federation.ask_all("take_front", weights=front)
-    return front
 
 
 def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:

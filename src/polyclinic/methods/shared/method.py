@@ -117,6 +117,9 @@ class Method(Settings):
     traits: ClassVar[Traits] = Traits()
     #: why it never goes with differential privacy, and the cure; nothing where it may
     no_privacy: ClassVar[str] = ""
+    #: the generator of a study that names none, where the method needs one; and whether that may learn features
+    usual_generator: ClassVar[str] = "dcgan"
+    learns_features: ClassVar[bool] = False
     #: operations whose answers the coordinator needs the "mean" of only, which is the model that is scored and that the
     #: next round begins with, or the "sum", or the "secure sum" where nothing else protects them (`federation.sum`)
     SUMMED: ClassVar[Mapping[str, str]] = {}

@@ -18,7 +18,8 @@ from polyclinic.data.plots import coloured, contact_sheet, label_words
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.generators import CodedModel, GeneratorModel, probe
 from polyclinic.generators.replay_stream import ReplaySource
-from polyclinic.methods.shared.method import Parcel, Site
+from polyclinic.methods.shared.method import Federation, Parcel, Site
+from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.methods.shared.public_basis import PHANTOMS, pictures
 from polyclinic.methods.shared.site_generator import figures_parcel
 from polyclinic.metrics.images import pooled_psnr
@@ -62,29 +63,59 @@ def learned(site: Site) -> np.ndarray | Tensor:
     if not in_latents(site):
         return site.data.train.images
     if LATENTS not in site.cache:
-        site.trainer.load(site.state.group(FRONT))
-        limits = limits_of(site)
-        site.cache[LATENTS] = limits.to_bytes(site.trainer.latents(site.data.train.images))
+        site.cache[LATENTS] = latent_bytes(site, site.data.train.images)
     return site.cache[LATENTS]
+
+
+def latent_bytes(site: Site, images: np.ndarray) -> Tensor:
+    """What the public layers give for images uint8, as bytes [N, C, h, w]."""
+    limits = limits_of(site)
+    site.trainer.load(site.state.group(FRONT))
+    return limits.to_bytes(as_maps(site.trainer.latents(images), numbers_of(site.study.method)))
 
 
 def limits_of(site: Site) -> Limits:
     if LIMITS not in site.cache:
         site.trainer.load(site.state.group(FRONT))
-        site.cache[LIMITS] = public_limits(site.trainer, tuple(site.data.train.images.shape[1:]))
+        shape = tuple(site.data.train.images.shape[1:])
+        site.cache[LIMITS] = public_limits(site.trainer, shape, numbers_of(site.study.method))
     return site.cache[LIMITS]
 
 
-def public_limits(trainer: TrainerLike, image_shape: tuple[int, ...]) -> Limits:
+def public_limits(trainer: TrainerLike, image_shape: tuple[int, ...], numbers: int | None = None) -> Limits:
     """The limits that phantoms of a shape [C, H, W] give, through the frozen layers in the trainer's network."""
     channels, size, _ = image_shape
     grey = [pictures(name, EACH, size).mean(1, keepdims=True).astype(np.uint8) for name in PHANTOMS]
-    images = np.concatenate(grey)
-    return Limits.of(torch.from_numpy(np.array(trainer.latents(np.repeat(images, channels, axis=1)))))
+    images = np.repeat(np.concatenate(grey), channels, axis=1)
+    return Limits.of(torch.from_numpy(np.array(as_maps(trainer.latents(images), numbers))))
+
+
+def as_maps(latents: np.ndarray, numbers: int | None) -> np.ndarray:
+    """Latents as maps [N, C, h, w]; vectors of an encoder, projected to so many numbers, are maps of one place."""
+    if latents.ndim > 2:
+        return latents
+    signs = projection(latents.shape[1], numbers)
+    return (np.asarray(latents) if signs is None else project(latents, signs))[:, :, None, None]
+
+
+def numbers_of(method: object) -> int | None:
+    """To how many numbers the method projects features."""
+    return getattr(method, "numbers", None)
 
 
 def in_latents(site: Site) -> bool:
-    return getattr(site.replay_settings, "space", "images") == "latents"
+    """Whether the site's generator learns latents: as [replay] or, of fedsamples, as [generator] says."""
+    of_method = getattr(site.study.method, "learns_features", False)
+    replays = getattr(site.replay_settings, "space", "images") == "latents"
+    return replays or (of_method and getattr(site.generator, "space", None) == "features")
+
+
+def hand_out_front(federation: Federation) -> Mapping[str, Tensor]:
+    """Give every site the frozen layers, where latents are replayed: it needs them before the network comes."""
+    trainer = federation.trainer
+    front = trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
+    federation.ask_all("take_front", weights=front)
+    return front
 
 
 # --- quality of replayed images -----------------------------------------------------------------------

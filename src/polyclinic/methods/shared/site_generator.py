@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.data.cache import code_digest
+from polyclinic.data.parts import ImageSet
 from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import Batch, TrainerLike
@@ -119,9 +120,9 @@ def new_generator(site: Site) -> GeneratorModel:
     return build_generator(site, with_masks=site.trainer.task.dense)
 
 
-def training_images(site: Site) -> np.ndarray:
+def training_images(site: Site, split: str = "train") -> np.ndarray:
     """Images that the generator learns, uint8 [N, C, H, W]: the site's, for segmentation with their masks behind."""
-    part = site.data.train
+    part: ImageSet = getattr(site.data, split)
     if not site.trainer.task.dense:
         return np.asarray(part.images)
     assert part.masks is not None, "the study check lets no data without masks pass"

@@ -1,0 +1,117 @@
+"""Fedsamples: what leaves, labels by rounded counts, the site's own audit, and private counts by hand."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.call import GateRefusedData, Reply
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.methods.shared import self_audit, site_samples
+from polyclinic.methods.shared.self_audit import Learned
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks import Target
+
+FLOW = {"name": "flow", "steps": 8, "batch_size": 8, "width": 8, "levels": 2, "blocks": 1, "sample_steps": 2}
+METHOD = {"name": "fedsamples", "rounds": 2, "looks": 2}
+
+
+def test_samples_and_nothing_else_leave(tiny_run):
+    two = {"partition": "iid", "count": 2}
+    result = tiny_run(METHOD | {"looks": 1}, generator=FLOW, sites=two, data={"samples": 120, "validation": 0.4})
+    lines = [line for path in (result.folder / "ledger").iterdir() for line in verify(path)]
+    assert {line["kind"] for line in lines} == {"synthetic-images", "metrics"}
+    assert {one["audit"] for one in result["samples"].values()} <= set(site_samples.VERDICTS)
+    seen = json.loads((result.folder / "sites" / "site-1" / "samples-look-1.json").read_text())
+    assert set(seen) == {"found", "copies", "level", "chances"}
+    assert len(seen["chances"]) == 3
+
+
+def site_of(labels, target, cases=None):
+    part = ImageSet(np.zeros((len(labels), 1, 28, 28), np.uint8), np.array(labels), cases=cases)
+    trainer = SimpleNamespace(target=target, privacy=None)
+    data = SimpleNamespace(train=part)
+    return SimpleNamespace(data=data, trainer=trainer, rng=torch_rng, state={}, min_cohort=0)
+
+
+def test_labels_follow_rounded_counts_and_are_nobodys():
+    site = site_of([0] * 14 + [1] * 16 + [2] * 3, Target(classes=("a", "b", "c")))
+    assert site_samples.cell_labels(site, None).bincount(minlength=3).tolist() == [10, 20, 0]
+    assert site_samples.cell_labels(site, 60).bincount(minlength=3).tolist() == [20, 40, 0]
+    few = site_of([0] * 4 + [2] * 3, Target(classes=("a", "b", "c")))
+    assert few.data.train.labels.tolist().count(1) == 0
+    assert site_samples.cell_labels(few, None).bincount(minlength=3).tolist() == [10, 0, 10]
+    ages = site_of([33.0] * 20 + [160.0] * 5, Target(label_range=(0.0, 160.0)))
+    drawn = site_samples.cell_labels(ages, None)
+    assert ((drawn >= 30) & (drawn < 40)).sum() == 20
+    assert (drawn >= 150).sum() == 10
+    assert not np.isin(drawn.numpy(), [33.0, 160.0]).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (24, 1, 1)])
+def test_the_audit_finds_what_is_remembered_and_nothing_else(shape):
+    """Images of one scene with noise: samples are other such images, or training images with little noise."""
+
+    def images(name, count):
+        noise = 30 * torch.randn(count, *shape, generator=torch_rng(name))
+        return (128 + 40 * torch.linspace(-1, 1, shape[-1] * shape[0]).reshape(shape[0], 1, -1) + noise).clamp(0, 255)
+
+    def learned(name, count):
+        return Learned(images(name, count).byte(), torch.zeros(count), np.arange(count) // 2)
+
+    train, held_out = learned("train", 60), learned("held out", 40)
+    fresh = images("fresh", 80).byte()
+    found = self_audit.look(fresh, train, held_out)
+    assert not found.found
+    remembered = (train.rows[:30].float() + 8 * torch.randn(30, *shape, generator=torch_rng("noise"))).clamp(0, 255)
+    seen = self_audit.look(torch.cat([fresh[:50], remembered.byte()]), train, held_out)
+    assert seen.found
+    if shape[-1] > 1:
+        once = torch.cat([fresh, train.rows[3:4].flip(-1)])
+        assert self_audit.look(once, train, held_out).copies == 1
+
+
+def test_a_site_stops_before_its_generator_remembers(study_of, tiny_run):
+    """Few vectors are learned by heart in many steps; the last part at which nothing was found is kept."""
+    generator = FLOW | {"space": "features", "steps": 360, "batch_size": 16, "lr": 2e-3, "width": 16, "average": 0.9}
+    method = METHOD | {"looks": 12, "numbers": 16}
+    model = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
+    more = {"data": {"samples": 240, "validation": 0.4}, "optimizer": {"augment": []}}
+    result = tiny_run(method, generator=generator, model=model, **more)
+    assert "stopped early" in {one["audit"] for one in result["samples"].values()}
+
+
+def test_a_coordinator_refuses_what_are_no_samples():
+    federation = SimpleNamespace(
+        trainer=SimpleNamespace(target=Target(classes=("a", "b")), task=SimpleNamespace(dense=False))
+    )
+
+    def check(images=None, labels=None, audit="nothing found"):
+        tensors = {
+            "images": torch.zeros(4, 1, 8, 8, dtype=torch.uint8) if images is None else images,
+            "labels": torch.tensor([0, 1, 1, 0]) if labels is None else labels,
+        }
+        reply = Reply("north", (Parcel("synthetic-images", tensors, {"audit": audit}),))
+        site_samples.check(federation, reply, (1, 8, 8))
+
+    check()
+    for wrong in (
+        {"images": torch.zeros(4, 1, 8, 8)},
+        {"images": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)},
+        {"labels": torch.tensor([0, 1, 2, 0])},
+        {"labels": torch.tensor([0.0, float("nan"), 1.0, 0.0])},
+        {"audit": "all is well"},
+    ):
+        with pytest.raises(ParcelRejected):
+            check(**wrong)
+
+
+def test_a_site_of_few_images_sends_nothing():
+    site = site_of([0, 1, 1], Target(classes=("a", "b")))
+    with pytest.raises(GateRefusedData, match="3 training images"):
+        site_samples.train(site, 1, 1, looks=False)
