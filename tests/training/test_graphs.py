@@ -18,7 +18,6 @@ from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import record_steps
 from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import loop
 from polyclinic.training.augmentation import AUGMENTATIONS
 from polyclinic.training.gpu import graphs
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients
@@ -102,9 +101,6 @@ def test_inputs_of_many_shapes_are_not_all_recorded(gpu):
 
 
 TARGET = Target(("a", "b"))
-
-
-KEY = "evaluation: None"
 
 
 def make_trainer(task: str, device: str = "cpu", *, graphs: bool = False) -> Trainer:
@@ -245,80 +241,3 @@ def parts_of(*counts: int) -> list[ImageSet]:
         images = rng.integers(0, 256, (count, 1, 16, 16), dtype=np.uint8)
         parts.append(ImageSet(images, np.arange(count) % 2, masks=(images[:, 0] > 127).astype(np.uint8)))
     return parts
-
-
-def sums(trainer: Trainer, parts: list[ImageSet], rounds: int):
-    return [trainer.evaluate_parts(parts) for _ in range(rounds)][-1]
-
-
-def assert_same(one, other):
-    for found, wanted in zip(one, other, strict=True):
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-@pytest.fixture
-def small_batches(gpu, monkeypatch):
-    monkeypatch.setattr(loop, "EVALUATION_BATCH", 8)
-
-
-@pytest.mark.parametrize("task", ["classification", "segmentation"])
-def test_recorded_evaluation_gives_the_sums(task, small_batches):
-    """Full batches, a ragged one at the end, and small parts that are joined."""
-    parts = parts_of(19, 3, 4)
-    plain, recorded = (make_trainer(task, graphs=graphs) for graphs in (False, True))
-    assert_same(sums(recorded, parts, WARM_UP + 2), sums(plain, parts, 1))
-    graphs = recorded.kept[KEY].graphs
-    assert sorted(shapes[0][0][0] for shapes in graphs) == [4, 6, 8]  # 8, 8, 3 + 3, 4
-
-
-def test_answers_outlive_the_next_pass_and_other_weights_give_other_sums(small_batches):
-    trainer, parts = make_trainer("classification", graphs=True), parts_of(40)
-    sums(trainer, parts, 1)
-    outputs = [output for output, _ in trainer.outputs(parts[0])]
-    wanted = [output for output, _ in make_trainer("classification").outputs(parts[0])]
-    assert torch.equal(torch.cat(outputs), torch.cat(wanted))
-    trainer, parts = make_trainer("classification", graphs=True), parts_of(16)
-    before = sums(trainer, parts, WARM_UP + 1)
-    changed = {name: value * 1.5 for name, value in trainer.weights().items() if value.is_floating_point()}
-    trainer.load(changed)
-    after = sums(trainer, parts, 1)
-    plain = make_trainer("classification")
-    plain.load(changed)
-    assert_same(after, sums(plain, parts, 1))
-    assert not torch.equal(after[0]["loss"], before[0]["loss"])
-
-
-def test_large_images_are_not_recorded(monkeypatch, small_batches):
-    monkeypatch.setattr(loop, "MOST_RECORDED_BYTES", 8 * 16 * 16 * 4 - 1)
-    trainer, parts = make_trainer("classification", graphs=True), parts_of(15)
-    assert_same(sums(trainer, parts, WARM_UP + 2), sums(make_trainer("classification"), parts, 1))
-    assert [shapes[0][0][0] for shapes in trainer.kept[KEY].graphs] == [7]
-
-
-def test_what_cuda_cannot_record_is_evaluated_all_the_same(monkeypatch, small_batches):
-    pretend_gpu(monkeypatch, BrokenGraph)
-    trainer, parts = make_trainer("classification", graphs=True), parts_of(8)
-    with pytest.warns(UserWarning, match=r"^engine.graphs: evaluation runs without a CUDA graph"):
-        found = sums(trainer, parts, WARM_UP + 2)
-    assert_same(found, sums(make_trainer("classification"), parts, 1))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("task", ["classification", "segmentation"])
-def test_recorded_evaluation_on_a_gpu(task):
-    """Between rounds of training, as a run does it: graphs of both modes use the same weights."""
-    parts = parts_of(600, 30)
-    plain, recorded = (make_trainer(task, "cuda", graphs=graphs) for graphs in (False, True))
-    for _ in range(WARM_UP + 2):
-        changed = {name: value * 1.1 for name, value in plain.weights().items() if value.is_floating_point()}
-        found = []
-        for trainer in (plain, recorded):
-            trainer.load(changed)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message=".*without a CUDA graph.*")
-                found.append(trainer.evaluate_parts(parts))
-        for one, other in zip(*found, strict=True):
-            assert all(torch.allclose(one[name].double(), other[name].double(), rtol=1e-4) for name in one)
-    assert isinstance(recorded.kept[KEY], GraphedFunction)
-    assert len(recorded.kept[KEY].graphs) >= 1

@@ -235,7 +235,6 @@ def replayed(site: int) -> ReplayedBatches:
 
 
 def test_each_site_has_its_own_replayed_images_behind_its_own(monkeypatch):
-    monkeypatch.setattr(stacking, "AHEAD_BYTES", 50)  # two batches ahead
     monkeypatch.setattr(stacking, "shuffled_indices", indices)
     part = Part(torch.zeros(9, 1).numpy())
     members = [Member(Counting(site), part, torch.Generator(), replayed(site)) for site in (1, 2)]

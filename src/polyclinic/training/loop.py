@@ -22,14 +22,11 @@ from polyclinic.privacy.settings import Privacy
 from polyclinic.tasks import Target, Task
 from polyclinic.training.augmentation import Draws, augment, mix
 from polyclinic.training.batches import ImageFetcher, shuffled_indices
-from polyclinic.training.gpu.graphs import GraphedFunction, hooks_of, learner, new_pool
+from polyclinic.training.gpu.graphs import hooks_of, learner
 from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
 from polyclinic.training.optimizer import Optimizer
 
 EVALUATION_BATCH = 256
-#: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the
-#: time, and a graph would hold on to much memory
-MOST_RECORDED_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +71,6 @@ class Trainer:
             self.model = self.model.to(memory_format=last)  # type: ignore[call-overload]
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self._layers = list(self.model.modules())
-        self._state: dict[str, Tensor] = {}  # known as long as all tensors lie in their places
-        self._places: list[int] = []
         self.hooks = hooks_of(self.model)  # the network's own
         self.task = spec.task
         self.target = spec.target
@@ -114,18 +109,13 @@ class Trainer:
         return self.model
 
     def state(self) -> dict[str, Tensor]:
-        """The model's own weights and buffers by name; nobody may change the dictionary. Where a layer took the place
-        of another, what was made for the former layers, such as a recorded step, is forgotten."""
+        """The model's own weights and buffers by name. Where a layer took the place of another, what was made for the
+        former layers, such as a recorded step, is forgotten."""
         layers = list(self.model.modules())
         if layers != self._layers:
             self._layers[:] = layers  # also those of `with_optimizer`
             self.kept.clear()
-        # a known tensor holds on to its memory, so that another one cannot lie at the same place
-        tensors = (one for layer in layers for held in (layer._parameters, layer._buffers) for one in held.values())
-        places = [one.data_ptr() for one in tensors if one is not None]
-        if places != self._places:
-            self._state, self._places = dict(self.model.state_dict()), places
-        return self._state
+        return dict(self.model.state_dict())
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""
@@ -311,24 +301,16 @@ class Trainer:
             found.append(self.task.sums(self.within_bounds(seen, truth), truth, cases, self.target))
         return found
 
+    def _answer(self, images: Tensor) -> Tensor:
+        """What the network, in evaluation mode, gives for images, float32 [B, ...]."""
+        return self.forward(images).float()
+
     def within_bounds(self, observed: Tensor, targets: Tensor) -> Tensor:
         """Observations of which no image's share in a score is larger than the site or the study's privacy wants."""
         found = self.task.bounded(observed, self.target) if self.bounded_scores else observed
         if self.privacy is not None and self.privacy.score_noise is not None:
             found = self.task.near(found, targets, self.target)
         return found
-
-    def _answer(self, images: Tensor) -> Tensor:
-        """What the network, in evaluation mode, gives for images, float32 [B, ...]; on a GPU a CUDA graph."""
-        if not self.graphs or images.nbytes > MOST_RECORDED_BYTES:
-            return self.forward(images).float()
-        key = f"evaluation: {self.model.frozen_shape}"
-        if key not in self.kept:
-            self.kept[key] = GraphedFunction(
-                lambda images: self.forward(images).float(), "engine.graphs: evaluation", pool=new_pool(self.device)
-            )
-        found: Tensor = self.kept[key](images)
-        return found.clone()  # the next pass overwrites it
 
 
 def join_small(batches: Iterable[Batch]) -> Iterator[Batch]:

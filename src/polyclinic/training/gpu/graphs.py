@@ -39,8 +39,7 @@ class GraphedFunction:
     Every call does the work exactly once, whether it is an ordinary call or a replay. The output of a replay is
     overwritten by the next one. The function must take the same decisions at every call and read no number from the
     GPU; networks and optimisers that it changes must keep their tensors. `name` says in the warning what is slower;
-    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers. `pool`: graphs that share
-    one share their memory; none may run beside another, and an output is lost when another one runs.
+    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers.
     """
 
     def __init__(
@@ -51,10 +50,9 @@ class GraphedFunction:
         rngs: Sequence[torch.Generator] = (),
         stream: torch.cuda.Stream | None = None,
         warm_up: int = WARM_UP,
-        pool: Any = None,
     ) -> None:
         self.function, self.name, self.rngs = function, name, list(rngs)
-        self.warm_up, self.pool = warm_up, pool
+        self.warm_up = warm_up
         self.stream = stream or torch.cuda.Stream()
         self.calls: Counter[tuple] = Counter()
         self.graphs: dict[tuple, Graph] = {}
@@ -117,7 +115,7 @@ class Graph:
         with (
             _RECORDING,
             torch.cuda.stream(of.stream),
-            torch.cuda.graph(self.graph, pool=of.pool, stream=of.stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(self.graph, stream=of.stream, capture_error_mode="thread_local"),
         ):
             self.output = of.function(*self.inputs)
 
@@ -126,11 +124,6 @@ class Graph:
             kept.copy_(new)
         self.graph.replay()
         return self.output
-
-
-def new_pool(device: torch.device) -> Any:
-    """Memory that several graphs share; see `GraphedFunction`."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 def _leave_recording(rngs: Sequence[torch.Generator]) -> None:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 FEWEST_NETWORKS, MOST_WEIGHTS, MOST_PIXELS = 16, 12_000_000, 2**21
 #: nine DCGANs of 32 px took 53.9 steps a second one after the other, and 189.7 as one stack; nobody has measured fewer
 FEWEST_GANS, LARGEST_GAN_SIDE = 9, 32
-#: bytes of images that are put together for stacked sites at a time
-AHEAD_BYTES = 2**28
 #: stacks that a trainer keeps, each of another number of networks: sites that are drawn anew in every round, with
 #: batches of several sizes, would need ever more memory
 MOST_STACKS = 4
@@ -261,30 +259,15 @@ class Member:
 
 def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
     """Endless mini-batches of all sites, [M, B, ...]: those that each site would draw alone."""
-    for images, targets in _own_batches(members):
-        if members[0].replayed is None:
-            yield images, targets
-            continue
-        drawn = [next(one.replayed.stream) for one in members if one.replayed]
-        more, others = (torch.stack(some) for some in zip(*drawn, strict=True))
-        yield torch.cat([images, more], 1), torch.cat([targets, others], 1)
-
-
-def _own_batches(members: Sequence[Member]) -> Iterator[Batch]:
     indices = [shuffled_indices(one.part, one.trainer.optimizer, one.rng) for one in members]
-    trainer, part = members[0].trainer, members[0].part
-    size = members[0].rows[0] * len(members) * part.images[0].size * 4
-    # augmentation draws between the batches
-    ahead = 1 if trainer.optimizer.augment else max(1, AHEAD_BYTES // size)
     while True:
-        drawn = [
-            one.trainer.batch(one.part, torch.cat(list(itertools.islice(index, ahead))), one.rng)
-            for one, index in zip(members, indices, strict=True)
-        ]
-        images, targets = (
-            torch.stack([one.unflatten(0, (ahead, -1)) for one in some], 1) for some in zip(*drawn, strict=True)
-        )
-        yield from zip(images, targets, strict=True)
+        own = [one.trainer.batch(one.part, next(some), one.rng) for one, some in zip(members, indices, strict=True)]
+        images, targets = map(torch.stack, zip(*own, strict=True))
+        if members[0].replayed is not None:
+            drawn = [next(one.replayed.stream) for one in members if one.replayed]
+            more, others = map(torch.stack, zip(*drawn, strict=True))
+            images, targets = torch.cat([images, more], 1), torch.cat([targets, others], 1)
+        yield images, targets
 
 
 def can_stack(trainer: Trainer, members: int) -> bool:
