@@ -25,9 +25,7 @@ BUDGET = typer.Option(
     "quick",
     help="How much is tried: quick (10 minutes at most), standard (2 hours at most) or thorough (as long as it takes).",
 )
-FEATURES = typer.Option(
-    "pixels", help="What images are compared by: pixels, efficientnet-lite0, lpips-alex or lpips-vgg."
-)
+FEATURES = typer.Option("pixels", help="How images are compared: pixels, efficientnet-lite0, lpips-alex or lpips-vgg.")
 
 OUT = typer.Option(Path("audit"), help="The folder for audit.json and pictures, which show images.")
 JSON = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout.")
@@ -40,9 +38,7 @@ class AuditCommands(DefaultCommand):
         return super().parse_args(ctx, [UNNAMED, *args] if args[:1] == ["--help"] else args)
 
 
-app = typer.Typer(
-    name="audit", cls=AuditCommands, help="Attack what left the sites of a run, an update, or synthetic images."
-)
+app = typer.Typer(name="audit", cls=AuditCommands, help="Attack what left the sites, an update, or synthetic images.")
 
 
 @app.command(UNNAMED, hidden=True, cls=UnnamedCommand)

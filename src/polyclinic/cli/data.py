@@ -127,9 +127,8 @@ def inspect(
     console.print(counts_table(parts, f"{path.stem}: {parts.info['source']} over {len(parts.names)} sites"))
     if volumes:
         rows = [(site, *facts.values()) for site, facts in volumes.items()]
-        console.print(
-            table_of(("site", *next(iter(volumes.values()))), rows, title="Training volumes, as their files are")
-        )
+        columns = ("site", *next(iter(volumes.values())))
+        console.print(table_of(columns, rows, title="Training volumes, as their files are"))
     digests = ", ".join(f"{name} {digest[:12]}" for name, digest in parts.info["digests"].items())
     ks = "" if _only_masks(parts.info) else f"mean pairwise KS of the training labels: {parts.info['mean_ks']:.3f}; "
     console.print(f"{ks}digests: {digests}")
@@ -204,9 +203,7 @@ def facts_of_volumes(parts: PreparedSites) -> dict[str, dict[str, str]]:
     for site in parts.names:
         known = [volume.origin for volume in open_site(parts.folder, site).train.images]
         if known:
-            middle = {
-                name: np.median([one[name] for one in known], axis=0) for name in ("shape", "spacing", "intensities")
-            }
+            middle = {name: np.median([v[name] for v in known], axis=0) for name in ("shape", "spacing", "intensities")}
             found[site] = {
                 "voxels": " x ".join(f"{n:.0f}" for n in middle["shape"]),
                 "mm": " x ".join(f"{mm:.3g}" for mm in middle["spacing"]),
@@ -239,11 +236,8 @@ def _labels(parts: PreparedSites) -> tuple[list[str], dict[str, list[str]], list
         return names, {site: [f"{v:.0f}" for v in np.quantile(own, [0, 0.5, 1])] for site, own in labels.items()}, []
     counts = {site: info["class_counts"][site]["train"] for site in parts.names}
     if len(classes) > MOST_CLASSES:
-        return (
-            [f"classes of {len(classes)}"],
-            {site: [str(sum(c > 0 for c in own))] for site, own in counts.items()},
-            [],
-        )
+        many = {site: [str(sum(c > 0 for c in own))] for site, own in counts.items()}
+        return [f"classes of {len(classes)}"], many, []
     sums = [f"{sum(column):,}" for column in zip(*counts.values(), strict=True)]
     return classes, {site: [f"{count:,}" for count in own] for site, own in counts.items()}, sums
 

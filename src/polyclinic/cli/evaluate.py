@@ -21,9 +21,7 @@ def evaluate(
     split: str = typer.Option("test", help="Images to score: test or validation."),
     outputs: str = typer.Option("probabilities", help="What a foreign model gives: probabilities or logits."),
     label_map: list[str] = typer.Option(
-        [],
-        "--label-map",
-        help="A class that the model calls by another name: ill=sick, north:ill=sick; ill=- leaves it out.",
+        [], "--label-map", help="A class that the model calls otherwise: ill=sick, north:ill=sick; ill=- drops it."
     ),
     by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of data.columns; may be repeated."),
     against: Path = typer.Option(None, help="A second model: paired tests of the two on the same cases."),
@@ -132,9 +130,7 @@ def forgetting(
     found = library.matrices(run, split, plugins)
     library.write(found, run)
     for number, matrix in found["rounds"].items() if not quiet else []:
-        rows = [
-            (site, *(f"{row[turn]:.3f}" if turn in row else "-" for turn in matrix)) for site, row in matrix.items()
-        ]
+        rows = [(site, *(f"{row[one]:.3f}" if one in row else "-" for one in matrix)) for site, row in matrix.items()]
         title = f"round {number}: {found['metric']} on {split} images after each hand-over"
         Console().print(table_of(("data \\ model", *matrix), rows, title=title))
     if not quiet:

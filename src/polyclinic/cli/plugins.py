@@ -70,9 +70,7 @@ FILES = {
 }
 
 
-def new_plugin(
-    folder: Path = typer.Argument(..., help="The folder to write; its name becomes the name of the package."),
-) -> None:
+def new_plugin(folder: Path = typer.Argument(..., help="The folder to write; the package gets its name.")) -> None:
     """Write a package with a method, a source and a backbone of your own, with tests."""
     name = write_plugin(folder)
     typer.echo(

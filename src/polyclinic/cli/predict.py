@@ -133,9 +133,8 @@ def export(
 
     if out is not None:
         check_place(out)
-    done = library.export(
-        run, to, out, images=images, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import
-    )
+    chosen: Any = {"site": site, "ensemble": ensemble, "plugins": plugins, "allow_import": allow_import}
+    done = library.export(run, to, out, images=images, **chosen)
     agreement = done.agreement
     typer.echo(f"{done.file}: written; the model card and the preparation lie beside it")
     typer.echo(

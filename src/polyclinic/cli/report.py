@@ -30,8 +30,7 @@ def report(
     folder: Path = typer.Argument(..., metavar="RUN|COMPARISON", help="The folder of a run or of a comparison."),
     pdf: bool = typer.Option(False, "--pdf", help="Write a PDF beside it; no browser is needed."),
     by: list[str] = typer.Option(
-        [],
-        help="A column for results by sub-group (data.columns, subgroup, site); several are fine.  [default: all kept]",
+        [], help="A column of sub-groups (data.columns, subgroup, site); may be repeated.  [default: all kept]"
     ),
     prevalence: float | None = typer.Option(
         None, help="Share of patients with the disease, for PPV and NPV.  [default: that of the test images]"

@@ -13,9 +13,7 @@ from polyclinic.errors import BadInput, WorkFailed
 if TYPE_CHECKING:
     from polyclinic.study import Study
 
-STUDY = typer.Argument(
-    None, help="The study, a TOML file; without one, the embedded default study.", show_default=False
-)
+STUDY = typer.Argument(None, help="The study, a TOML file; without one the embedded default.", show_default=False)
 SET = typer.Option([], "--set", metavar="TABLE.SETTING=VALUE", help="Change a setting of the study; may be repeated.")
 
 SITE = typer.Option(None, help="The site whose model is used, where each site has its own model.")

@@ -182,9 +182,7 @@ def confirm(
 
 
 @app.command("leave")
-def leave(
-    kit: Path = KIT, yes: bool = typer.Option(False, "--yes", help="Do it; without this nothing is deleted.")
-) -> None:
+def leave(kit: Path = KIT, yes: bool = typer.Option(False, "--yes", help="Do it: else nothing is deleted.")) -> None:
     """Leave the federation for good: delete this site's private keys, and keep its ledgers."""
     from polyclinic.deployment import site_status
 

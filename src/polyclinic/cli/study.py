@@ -140,9 +140,7 @@ def write_new(path: Path, text: str, *, force: bool = False) -> None:
     path.write_text(text, encoding="utf-8")
     if PLACEHOLDER in text:
         typer.echo(f"wrote {path}; write where your images are into data.path, then: polyclinic study check {path}")
-        typer.echo(
-            "a short study to begin with: docs/data.md; one that fits your images: polyclinic study new --for DIR"
-        )
+        typer.echo("to begin with: docs/data.md; one that fits your images: polyclinic study new --for DIR")
     else:
         typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
 

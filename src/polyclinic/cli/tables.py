@@ -108,10 +108,8 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     carried = human_bytes(result["communication"]["total_bytes"])
     selected = result["selected"]
     why = {"best": "the best on validation images", "last": "the last"}.get(selected["by"], selected["by"])
-    console.print(
-        f"model of round {selected['round']} ({why}); {carried} sent and received in all; folder: {result.folder}",
-        soft_wrap=True,
-    )
+    released = f"model of round {selected['round']} ({why})"
+    console.print(f"{released}; {carried} sent and received in all; folder: {result.folder}", soft_wrap=True)
     if found := result.values.get("replay"):
         console.print(replay_sentence(found), soft_wrap=True)
     print_warnings(console, result.values.get("warnings", []), shown)
@@ -211,10 +209,8 @@ def plan_lines(found: JsonMapping) -> list[str]:
 
 def _print_images(found: JsonMapping, console: Console) -> None:
     """Sizes, spacings, and images without a value in a column."""
-    heads = [
-        *(f"{name} px" for name in bin_names(found["sides"])),
-        *(f"{name} mm" for name in bin_names(found["spacings"])),
-    ]
+    units = {"sides": "px", "spacings": "mm"}
+    heads = [f"{name} {unit}" for told, unit in units.items() for name in bin_names(found[told])]
     heads.append("mm unknown")
     rows = {**found["per_site"], "all": found["total"]}
     cells = {site: [*one["sides"], *one["spacings"]] for site, one in rows.items()}

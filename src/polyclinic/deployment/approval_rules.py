@@ -58,9 +58,7 @@ class ApprovalRules(Settings):
     )
     max_rounds: int | None = Field(None, ge=1, description="rounds that such a study may have")
     max_epsilon: float | None = Field(
-        None,
-        gt=0,
-        description="such a study must set privacy.target_epsilon to no more than this, and privacy.cover = 'all'",
+        None, gt=0, description="such a study sets privacy.target_epsilon to this at most, and privacy.cover = 'all'"
     )
     max_local_steps: int | None = Field(
         None, ge=1, description="steps of a round that such a study may have; it must then set method.local_steps"
@@ -68,9 +66,7 @@ class ApprovalRules(Settings):
     max_size: int | None = Field(None, ge=1, description="pixels of a side that such a study may ask for (data.size)")
     networks: tuple[str, ...] = Field((), description="networks that such a study may train; none named: any")
     max_a_day: int = Field(20, ge=0, description="studies that `methods` and `same_as_last` may approve in a day")
-    same_as_last: bool = Field(
-        False, description="approve a study without a person if only its seed differs from the last approved one"
-    )
+    same_as_last: bool = Field(False, description="approve what differs from the last approved study by its seed only")
 
     def reason_to_approve(self, study: JsonObject, last: JsonObject | None, today: int = 0) -> str | None:
         """The rule that approves this study, in words; None if a person must. `last` is the study that was approved
@@ -132,9 +128,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], but: tup
 
 def differ_in_numbers_only(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two studies are the same but for numbers: a learning rate, a count, one that is given or is not."""
-    before, now = (
-        {name: _without_numbers(table) for name, table in one.items() if name not in NOT_ABOUT_IMAGES} for one in (a, b)
-    )
+    before, now = ({n: _without_numbers(t) for n, t in one.items() if n not in NOT_ABOUT_IMAGES} for one in (a, b))
     return {n: t for n, t in before.items() if t is not None} == {n: t for n, t in now.items() if t is not None}
 
 
@@ -188,6 +182,7 @@ JAPANESE = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}
 LESS_IS_WIDER = ("min_cohort",)
 MORE_IS_WIDER = ("max_bytes", "max_epsilon", "max_delta", "max_scores")
 LISTS = ("kinds", "accountants")
+STRICTEST = {"unit": "patient", "scores": "coarse", "draws": "own", "shares": "random", "few_images": "refuse"}
 
 
 def widened(before: Mapping[str, Any], now: Policy) -> list[str]:
@@ -216,13 +211,7 @@ def _is_narrower(name: str, old: Any, new: Any) -> bool:
         return new is not None and (without_limit or (old is not None and new <= old))
     if name in LESS_IS_WIDER:
         return old is not None and new >= old
-    return (name, new) in (
-        ("unit", "patient"),
-        ("scores", "coarse"),
-        ("draws", "own"),
-        ("shares", "random"),
-        ("few_images", "refuse"),
-    )
+    return (name, new) in STRICTEST.items()
 
 
 def trusted_tensors(folder: Path, digest: str | None) -> Path | None:

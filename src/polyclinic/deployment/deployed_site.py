@@ -226,9 +226,7 @@ def own_layers() -> tuple[SiteLayer, ...]:
                 raise BadInput(f"plugins: {plugin} has a layer '{name}' that is no polyclinic.SiteLayer")
             steps = ("arriving", "leaving", "left")
             if all(getattr(type(layer), step) is getattr(SiteLayer, step) for step in steps):
-                raise BadInput(
-                    f"plugins: {plugin} has a layer '{name}' with none of {', '.join(steps)}: it sees nothing"
-                )
+                raise BadInput(f"plugins: {plugin} has a layer '{name}' with none of {', '.join(steps)}: sees nothing")
             found.append(layer)
     return tuple(found)
 

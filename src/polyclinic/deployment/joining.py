@@ -125,9 +125,8 @@ def admit(folder: Path, files: Sequence[Path]) -> Admission:
         taken[request.site] = request
     if not taken:
         raise BadInput("REQUEST: missing; each site writes one with `polyclinic site join INVITATION NAME`")
-    roster = confirmation.Roster(
-        coordinator=invitation.coordinator, sites={name: one.keys for name, one in taken.items()}
-    )
+    keys = {name: one.keys for name, one in taken.items()}
+    roster = confirmation.Roster(coordinator=invitation.coordinator, sites=keys)
     roster.check()  # before anything is kept: one bad request must not spoil all later lists
     certificates = {}
     for name, one in taken.items():
@@ -204,12 +203,8 @@ def draw_keys(kit: Path, site: str) -> Path:
     atomic_write(aside / TLS_KEY, private, private=True, durable=True)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, site)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(tls, hashes.SHA256())
-    made = Request(
-        coordinator=digest_of_coordinator(invitation.coordinator),
-        site=site,
-        keys=own.public,
-        csr=csr.public_bytes(pem).decode(),
-    )
+    asked, text = digest_of_coordinator(invitation.coordinator), csr.public_bytes(pem).decode()
+    made = Request(coordinator=asked, site=site, keys=own.public, csr=text)
     made = made.model_copy(update={"signature": confirmation.signed(own.signing, made)})
     file = kit / f"{site}{REQUEST}"
     atomic_write(file, made.model_dump_json(indent=1) + "\n")
@@ -292,10 +287,8 @@ def _refuse_earlier_keys(kit: Path, roster: confirmation.Roster) -> None:
 
 
 def _own(folder: Path) -> confirmation.OwnKeys:
-    sealing, signing = secret_bytes(folder / PRIVATE_FILE), secret_bytes(folder / SIGNING_FILE)
-    return confirmation.OwnKeys(
-        X25519PrivateKey.from_private_bytes(sealing), Ed25519PrivateKey.from_private_bytes(signing)
-    )
+    sealing = X25519PrivateKey.from_private_bytes(secret_bytes(folder / PRIVATE_FILE))
+    return confirmation.OwnKeys(sealing, Ed25519PrivateKey.from_private_bytes(secret_bytes(folder / SIGNING_FILE)))
 
 
 def _tls_key(keys: Path) -> Path:

@@ -176,10 +176,8 @@ def write_site(kit: Path, name: str, admission: Admission, tls_key: Path, relay:
         for argument, text in files.items():
             (Path(scratch) / argument).write_text(text)
         paths = {argument: str(Path(scratch) / argument) for argument in files} | {"key_path": str(tls_key)}
-        builder = {
-            "path": "nvflare.tool.package.package_commands.PrebuiltCertBuilder",
-            "args": {**paths, "target_name": name},
-        }
+        place = "nvflare.tool.package.package_commands.PrebuiltCertBuilder"
+        builder = {"path": place, "args": {**paths, "target_name": name}}
         site = {"name": name, "type": "client", "org": organisation(name)}
         with _provisioned(Path(scratch), coordinator.server, coordinator.port, site, builder) as made:
             for file in sorted((made / "prod_00" / name).rglob("*")):

@@ -37,9 +37,7 @@ class Participant:
         if (startup / "fed_client.json").is_file():
             client = read_json(startup / "fed_client.json").get("client")
             if not isinstance(client, dict) or not isinstance(client.get("fqsn"), str):
-                raise Damaged(
-                    f"{startup / 'fed_client.json'}: is damaged; do `polyclinic site confirm ADMISSION` again"
-                )
+                raise Damaged(f"{startup}/fed_client.json: is damaged; do `polyclinic site confirm ADMISSION` again")
             return cls(client["fqsn"], kit.resolve())
         if list(kit.glob("*.request.json")):
             raise BadInput(f"{kit}: nothing is confirmed yet; `polyclinic site confirm ADMISSION` makes the kit")

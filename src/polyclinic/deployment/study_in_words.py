@@ -131,9 +131,7 @@ class Asked:
         kinds, study, policy = self.kinds - OF_NO_IMAGE, self.study, self.policy
         told = [f"{KINDS_IN_WORDS[k]}{' (DANGEROUS)' * (k in DANGEROUS)}" for k in sum(REBUILT, ()) if k in kinds]
         told += sorted(kinds - KINDS_IN_WORDS.keys())
-        first = {
-            words: next(kind for kind in some if kind in kinds) for some, words in REBUILT.items() if kinds & {*some}
-        }
+        first = {words: next(k for k in some if k in kinds) for some, words in REBUILT.items() if kinds & {*some}}
         got = [f"from {KINDS_IN_WORDS[kind]}: {words}" for words, kind in first.items()]
         allowed = ", ".join(kind for kind in policy.kinds if kind not in (*OF_NO_IMAGE, "masked"))
         cohort = f", of at least {policy.min_cohort} patients together" if policy.min_cohort > 1 else ""
@@ -328,11 +326,8 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
 def unusual_settings(study: Study) -> list[str]:
     """Every setting that is not what it is in a study that names its method alone."""
     given = study.as_tables()
-    bare: dict[str, Any] = {
-        "data": {"source": "at-sites"},
-        "sites": given["sites"],
-        "method": {"name": study.method.name},
-    }
+    bare: dict[str, Any] = {"data": {"source": "at-sites"}, "sites": given["sites"]}
+    bare["method"] = {"name": study.method.name}
     usual = {}  # of a method that needs more than its name and its network all settings are said
     for more in ({"model": {"backbone": study.model.backbone}}, {}):
         with contextlib.suppress(BadInput):

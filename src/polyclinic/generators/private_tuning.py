@@ -58,35 +58,24 @@ class PrivateTuning(Settings):
         "inception-fid, scale sum, alpha 1, patience 10,000, growth 2.5, most_steps and most_tuning_steps 100,000",
     )
     on: bool = Field(True, description="train in two phases; false: as long as the generator's own settings say")
-    alpha: float = Field(
-        1.0, ge=0, description="weight of the distance between made and real images; 0 ends after the first phase"
-    )
+    alpha: float = Field(1.0, ge=0, description="weight of the distance of made from real images; 0: no second phase")
     distance: Literal["efficientnet-lite0", "lpips-alex", "lpips-vgg", "pixels"] = Field(
         "efficientnet-lite0", description=f"the perceptual distance: {', '.join(NAMES)}, or pixels"
     )
     features: Literal["efficientnet-lite0", "inception-fid"] = Field(
-        "efficientnet-lite0",
-        description="the network of the Fréchet distance that ends the phases; with inception-fid it is FID (fid)",
+        "efficientnet-lite0", description="network of the Fréchet distance that ends phases; inception-fid gives FID"
     )
     scale: Literal["mean", "sum"] = Field(
-        "mean",
-        description="mean over all pairs of a batch, or their sum divided by the batch size, as Eq. 3 is printed",
+        "mean", description="mean over all pairs of a batch, or their sum over the batch size, as Eq. 3 is printed"
     )
     patience: int | None = Field(
-        None,
-        ge=1,
-        description="steps without a better Fréchet distance that end the first phase; a fifth of most_steps if not "
-        "given",
+        None, ge=1, description="steps without a better Fréchet distance that end phase 1; if not given, most_steps / 5"
     )
-    most_steps: int | None = Field(
-        None, ge=1, description="steps that end the first phase in any case; generator.steps if not given"
-    )
+    most_steps: int | None = Field(None, ge=1, description="most steps of phase 1; generator.steps if not given")
     most_tuning_steps: int | None = Field(
-        None, ge=1, description="steps that end the second phase in any case; a tenth of most_steps if not given"
+        None, ge=1, description="most steps of phase 2; a tenth of most_steps if not given"
     )
-    growth: float = Field(
-        2.5, ge=1, description="the second phase ends when the Fréchet distance is so many times that of the first"
-    )
+    growth: float = Field(2.5, ge=1, description="phase 2 ends at so many times the Fréchet distance of phase 1")
     check_every: int | None = Field(
         None,
         ge=1,

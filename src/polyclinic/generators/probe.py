@@ -68,9 +68,8 @@ def tell_apart(
         held_out = (folds == fold).to(device)
         net = train_probe(images[~held_out], labels[~held_out], len(groups), rng)
         with torch.no_grad():
-            logits[held_out.cpu()] = torch.cat(
-                [net(some.float().div(255)) for some in images[held_out].split(256)]
-            ).cpu()
+            parts = [net(some.float().div(255)) for some in images[held_out].split(256)]
+            logits[held_out.cpu()] = torch.cat(parts).cpu()
     labels, task, target = labels.cpu(), Classification(), Target(classes=tuple(groups))
     found = task.finish(task.sums(task.observe(logits, labels, target), labels, None, target))
     chance = float(labels.bincount().max()) / len(labels)
@@ -101,7 +100,6 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
     def loss_of(some: Tensor, theirs: Tensor) -> tuple[Tensor, None]:
         return F.cross_entropy(net(some.float().div(255)), theirs), None
 
-    descend(
-        Objective(net.parameters(), lambda index: (images[index], labels[index]), loss_of), len(images), schedule, rng
-    )
+    objective = Objective(net.parameters(), lambda index: (images[index], labels[index]), loss_of)
+    descend(objective, len(images), schedule, rng)
     return net.eval()

@@ -161,13 +161,11 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[list[Cell
     return rows
 
 
-def operating_points(
-    run: RunEvidence, cases: Cases, positives: dict[int, str], prevalence: float | None
-) -> list[Block]:
+def operating_points(run: RunEvidence, cases: Cases, names: dict[int, str], prevalence: float | None) -> list[Block]:
     """Sensitivity at 90 and 95 % specificity, and what a result then means at a prevalence."""
     scores, rows = scores_of(cases), []
     held = run.validation if run.split == "test" else None
-    for c, name in positives.items():
+    for c, name in names.items():
         truth = cases.labels == c
         share = prevalence if prevalence is not None else float(truth.mean())
         choices = {f"{run.split} images": (scores[:, c], truth)}  # images that the threshold is chosen on

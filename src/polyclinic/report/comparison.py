@@ -224,9 +224,7 @@ OWN = (
 
 def models_of_sites(found: ComparisonEvidence) -> set[str]:
     """The methods that end with a model for each site."""
-    return {
-        method for method, runs in found.runs.items() if any("models_judged" in run.result["metrics"] for run in runs)
-    }
+    return {name for name, runs in found.runs.items() if any("models_judged" in run.result["metrics"] for run in runs)}
 
 
 def _own(found: ComparisonEvidence, method: str) -> str:

@@ -17,9 +17,7 @@ from polyclinic.runner.evaluate.case_scores import Cases
 MOST_POINTS, MOST_IN_BOX, MOST_BOXES = 2000, 300, 20
 #: outlines: true and predicted, as on the picture
 TRUE, PREDICTED = (0, 158, 115), (230, 120, 0)
-INDEPENDENT = (
-    "Bland-Altman's limits count every image as independent; with several images of a patient they are too narrow."
-)
+INDEPENDENT = "Bland-Altman's limits count every image as independent; with several of a patient they are too narrow."
 
 
 def values_section(run: RunEvidence, cases: Cases) -> Section:
@@ -143,9 +141,8 @@ def _structure_chart(cases: Cases, name: str, title: str, values: np.ndarray, ta
     table = table or Table(("structure and site", "cases", "lower quarter", "median", "upper quarter"), rows)
     note = "Of each case; a box holds the middle half, a line marks the median."
     note += f" The first {MOST_BOXES} of {len(parts)} are drawn." if len(parts) > MOST_BOXES else ""
-    return Chart(
-        name, f"{title} by structure and site", draw, table, note, (6.4, 1.2 + 0.34 * min(MOST_BOXES, len(parts)))
-    )
+    high = 1.2 + 0.34 * min(MOST_BOXES, len(parts))
+    return Chart(name, f"{title} by structure and site", draw, table, note, (6.4, high))
 
 
 def _dice(cases: Cases) -> Chart:

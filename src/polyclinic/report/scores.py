@@ -139,10 +139,7 @@ def subgroups(run: RunEvidence, column: str) -> Section:
 #: begins the names of differences between two models
 CHANGE = "change of "
 OWN = "Each site computed these figures from its own cases, by patient. No score of a single image left a site."
-COARSE = (
-    " Sites tell them in steps that are no smaller than what one patient can change, and round the ends of intervals "
-    "outwards."
-)
+COARSE = " Sites tell them in steps no smaller than what one patient can change, and round intervals outwards."
 
 
 def site_statistics(run: RunEvidence) -> Section | None:
@@ -159,9 +156,8 @@ def site_statistics(run: RunEvidence) -> Section | None:
     names = dict.fromkeys(name for one in rows.values() for name in one)
     groups = [name for name in names if " = " in name]
     changes = [name for name in names if name.startswith(CHANGE)]
-    blocks.append(
-        _told(rows, [name for name in names if name not in {*groups, *changes}], "Metrics with 95 % intervals")
-    )
+    others = [name for name in names if name not in {*groups, *changes}]
+    blocks.append(_told(rows, others, "Metrics with 95 % intervals"))
     if changes:
         title = "Differences of two models on the same patients"
         blocks.append(_told(rows, changes, title, told.get("p_of_change")))
@@ -190,9 +186,7 @@ def _calibration(counts: JsonMapping) -> list[Block]:
     tables = [one for one in counts.values() if one.get("bins") and one.get("right")]
     if not tables:
         return []
-    bins, right = (
-        [sum(column) for column in zip(*(one[name] for one in tables), strict=True)] for name in ("bins", "right")
-    )
+    bins, right = ([sum(row) for row in zip(*(one[name] for one in tables), strict=True)] for name in ("bins", "right"))
     ends = [f"{number / len(bins):.0%}" for number in range(len(bins) + 1)]
     rows = [[f"{ends[i]} to {ends[i + 1]}", images, right[i] / images if images else None]
             for i, images in enumerate(bins)]  # fmt: skip

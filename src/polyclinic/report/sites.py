@@ -40,9 +40,8 @@ def sites_section(run: RunEvidence) -> Section:
     if only_masks:  # the share of masked pixels of each site, where its images are at hand
         trains = {name: data.train for name, data in run.images.sites.items() if data.train.masks is not None}
         rows = [[site, f"{masked_share(train.masks):.1%}"] for site, train in trains.items()]
-        blocks += (
-            [Table(("site", "masked pixels"), rows, "Share of pixels inside masks, training images")] if rows else []
-        )
+        if rows:
+            blocks.append(Table(("site", "masked pixels"), rows, "Share of pixels inside masks, training images"))
     if differ.get("labels") and not only_masks:
         blocks.append(_histograms(run, differ["labels"]))
     if differ.get("pairwise_ks") and len(run.sites) > 1 and not only_masks:

@@ -39,9 +39,7 @@ MOST_ROWS, MOST_ON_PAPER, MOST_IN_CSV = 500, 30, 20_000
 MOST_LETTERS = 110  # of a table's line on paper: what A4 holds in the size of the print style
 LONGEST_WORD = 24  # in a table on paper; longer ones are broken
 #: terms that are explained, the longest first, so that no term is found inside another
-TERMS = re.compile(
-    "|".join(rf"(?<![\w-]){re.escape(term)}(?![\w-])" for term in sorted(DEFINITIONS, key=len, reverse=True))
-)
+TERMS = re.compile("|".join(rf"(?<![\w-]){re.escape(t)}(?![\w-])" for t in sorted(DEFINITIONS, key=len, reverse=True)))
 
 
 def build_report(

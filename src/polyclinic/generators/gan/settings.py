@@ -53,9 +53,7 @@ class GAN(AdversarialGenerator):
     stackable: ClassVar[bool] = True
 
     steps: int | None = Field(
-        None,
-        ge=1,
-        description=f"steps of the generator in one fit; as many as {PASSES} passes over a site's images if not given",
+        None, ge=1, description=f"steps of the generator in one fit; {PASSES} passes over a site's images if not given"
     )
     critic_steps: int = Field(1, ge=1, description="steps of the discriminator before each of the generator")
     lr: float = Field(2e-4, gt=0, description="learning rate of Adam (its first moment forgets half at each step)")
@@ -72,7 +70,7 @@ class GAN(AdversarialGenerator):
     norm: Literal["batch", "group"] = Field("batch", description="normalisation in the generator")
     discriminator_norm: DiscriminatorNorm = Field("none", description="spectral, group or none")
     spread: bool = Field(
-        False, description="tell the discriminator how much the images of a batch differ (convolutions only)"
+        False, description="tell the discriminator how far a batch's images differ (convolutions only)"
     )
     augment: bool = Field(False, description="differentiable augmentation of what the discriminator sees")
     average: float = Field(0.999, ge=0, lt=1, description="samples come from this moving average of the generator")

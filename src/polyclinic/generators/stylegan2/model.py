@@ -48,29 +48,20 @@ class StyleGAN2(AdversarialGenerator):
     name: Literal["stylegan2"] = "stylegan2"
     steps: int = Field(4000, ge=1, description="steps of both networks in one fit")
     lr: float = Field(0.0025, gt=0, description="learning rate of Adam, for both networks")
-    width: int = Field(
-        32, ge=2, description="channels of the largest feature map; each smaller size has twice as many, up to 8 times"
-    )
+    width: int = Field(32, ge=2, description="channels at full size; each smaller one has twice as many, up to 8 times")
     latent: int = Field(128, ge=2, description="random numbers an image is made from, and length of a style")
     mapping_layers: int = Field(2, ge=1, description="layers from noise to style")
     label_layers: int = Field(
-        0,
-        ge=0,
-        description="layers of the discriminator from a label's embedding to what it compares images with; the "
-        "reference implementation has 8, and 0 takes the embedding itself",
+        0, ge=0, description="discriminator's layers behind a label's embedding, 0 for none; the reference has 8"
     )
     style_memory: float = Field(
-        0.998,
-        ge=0,
-        lt=1,
-        description="what is left of the running mean style after a batch (used for truncation); the reference "
-        "implementation has 0.995",
+        0.998, ge=0, lt=1, description="share of the mean style (for truncation) kept after a batch; reference: 0.995"
     )
     gamma: float | None = Field(None, ge=0, description="weight of R1; 0.0002 · side² / batch size if not given")
     path_weight: float = Field(2.0, ge=0, description="weight of path-length regularisation; 0 for none")
     style_mixing: float = Field(0.9, ge=0, le=1, description="share of steps in which images have two styles")
     ada_target: float = Field(
-        0.6, ge=0, lt=1, description="how sure of real images the discriminator should be; 0 switches ADA off"
+        0.6, ge=0, lt=1, description="how sure the discriminator should be of real images; 0: no ADA"
     )
     ada_images: int = Field(500_000, ge=1, description="images seen while the share of augmentation grows from 0 to 1")
     average_images: float = Field(10_000, gt=0, description="half-life of the averaged generator, in images")

@@ -70,9 +70,8 @@ class Steps:
     def _graphed(self, function: Callable) -> Callable:
         if self._stream is None:
             return function
-        return GraphedFunction(
-            function, "generator.graphs: a step of StyleGAN2", rngs=[self.random.rng], stream=self._stream
-        )
+        name = "generator.graphs: a step of StyleGAN2"
+        return GraphedFunction(function, name, rngs=[self.random.rng], stream=self._stream)
 
     # --- one step -------------------------------------------------------------------------------------
 

@@ -148,8 +148,9 @@ class Residual(nn.Module):
         return x + self.conv2(self.relu2(self.conv1(self.relu1(x))))
 
 
-def residuals(channels: int, blocks: int) -> list[nn.Module]:
-    return [*(Residual(channels) for _ in range(blocks)), nn.ReLU()]
+def residuals(inputs: int, channels: int, blocks: int) -> list[nn.Module]:
+    first = nn.Conv2d(inputs, channels, 3, padding=1)
+    return [first, *(Residual(channels) for _ in range(blocks)), nn.ReLU()]
 
 
 def halve(channels: int, out: int) -> list[nn.Module]:
@@ -202,23 +203,15 @@ class Autoencoder(nn.Module):
         self.size, self.ratio = size, 2 * cell
         #: codes of the top level along a side; the bottom level has twice as many
         self.grid = -(-size // self.ratio)
-        self.encode_bottom = nn.Sequential(
-            *down(channels, width, cell), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
-        )
-        self.encode_top = nn.Sequential(
-            *halve(width, width), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
-        )
+        self.encode_bottom = nn.Sequential(*down(channels, width, cell), *residuals(width, width, blocks))
+        self.encode_top = nn.Sequential(*halve(width, width), *residuals(width, width, blocks))
         self.to_top = nn.Conv2d(width, code_width, 1)
         self.top_codebook = Codebook(settings.top_codes, code_width, settings.codebook)
-        self.decode_top = nn.Sequential(
-            nn.Conv2d(code_width, width, 3, padding=1), *residuals(width, blocks), *double(width, code_width)
-        )
+        self.decode_top = nn.Sequential(*residuals(code_width, width, blocks), *double(width, code_width))
         self.to_bottom = nn.Conv2d(width + code_width, code_width, 1)
         self.bottom_codebook = Codebook(settings.bottom_codes, code_width, settings.codebook)
         self.lift_top = nn.Sequential(*double(code_width, code_width))
-        self.decode_bottom = nn.Sequential(
-            nn.Conv2d(2 * code_width, width, 3, padding=1), *residuals(width, blocks), *up(width, channels, cell)
-        )
+        self.decode_bottom = nn.Sequential(*residuals(2 * code_width, width, blocks), *up(width, channels, cell))
 
     def forward(self, images: Tensor) -> Pass:
         top, bottom = self.quantised(images)

@@ -282,7 +282,5 @@ class VQVAE2Model(base.CodedModel):
 
 def _kept(pieces: list) -> dict[str, Tensor]:
     """Codes of consecutive pieces of images as they are kept: on the CPU, in two bytes each."""
-    return {
-        level: torch.cat(of_level).to("cpu", torch.int16)
-        for level, of_level in zip(LEVELS, zip(*pieces, strict=True), strict=True)
-    }
+    levels = zip(LEVELS, zip(*pieces, strict=True), strict=True)
+    return {level: torch.cat(parts).to("cpu", torch.int16) for level, parts in levels}

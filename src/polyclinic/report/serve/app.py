@@ -23,10 +23,8 @@ from polyclinic.templates import render
 
 STATIC = Path(__file__).with_name("static")
 #: files that a page fetches, and how they are sent; nothing in them is about the folder, so that no token is needed
-FILES = {
-    "/icon.svg": "image/svg+xml",
-    **{f"/{name}.js": "text/javascript" for name in ("shared", "charts", "folder", "site")},
-}
+SCRIPTS = ("shared", "charts", "folder", "site")
+FILES = {"/icon.svg": "image/svg+xml", **{f"/{name}.js": "text/javascript" for name in SCRIPTS}}
 OPEN = ("/", "/style.css", *FILES)
 #: for a report, a page without scripts, which reaches neither this server nor any other
 SANDBOX = (

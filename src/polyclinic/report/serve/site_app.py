@@ -86,11 +86,8 @@ class SiteView:
     def study(self, run: Text) -> Any:
         """The requests of a study to the site, in plain sentences."""
         with self._lock:
-            return {
-                "run": run,
-                **site_status.describe(self.approvals, run)._asdict(),
-                "decisions": self._decisions(run),
-            }
+            told = site_status.describe(self.approvals, run)._asdict()
+            return {"run": run, **told, "decisions": self._decisions(run)}
 
     def decide(self, made: Decided) -> Any:
         """Approve, refuse or revoke: the same as the command of this name."""
