@@ -13,10 +13,10 @@ from polyclinic.privacy import epsilon
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import (
     Mechanism,
-    _gaussian,
     composed_epsilon,
     compute_epsilon,
     curves,
+    gaussian_epsilon,
     group_epsilon,
     noise_for,
     sampling_rate_for,
@@ -227,8 +227,8 @@ def test_two_noises_are_one_gaussian_mechanism_and_a_shift_within_delta_is_free(
     both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
     assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
     assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
-    assert _gaussian(0.01, 0.1) == 0.0
-    assert 0.0 < _gaussian(0.01, 1e-5) < 0.1
+    assert gaussian_epsilon(0.01, 0.1) == 0.0
+    assert 0.0 < gaussian_epsilon(0.01, 1e-5) < 0.1
 
 
 @pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])
@@ -239,7 +239,7 @@ def test_epsilon_of_a_gaussian_is_the_smallest_that_covers_the_shift(shift):
         more, less = (0.5 * math.erfc(-(sign * shift / 2 - epsilon / shift) / math.sqrt(2)) for sign in (1, -1))
         return more - math.exp(epsilon) * less
 
-    found = _gaussian(shift, 1e-5)
+    found = gaussian_epsilon(shift, 1e-5)
     assert delta_of(found * 1.0001) <= 1e-5 < delta_of(found * 0.999)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, Planted, Results, Seen, Tools
 from polyclinic.audits.attack_generators import load_generator, model_of_codes
+from polyclinic.audits.canaries import audit_epsilon
 from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.hidden import hidden_images
 from polyclinic.audits.open_run import LedgerLines, open_run
@@ -57,6 +58,7 @@ def audit(
     trajectory: Sequence[int] = (),
     coordinator: bool = False,
     patients: bool = False,
+    epsilon: bool = False,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
@@ -66,6 +68,7 @@ def audit(
     `plugins`: where the study's plug-ins are now, if they have moved. `trajectory`: steps of a gradient inversion at
     which images, loss and distance are kept and drawn, 0 being the start; the last step is always added.
     `coordinator`: also rehearse a coordinator that sends crafted weights, with and without the site's incoming check.
+    `epsilon`: also bound epsilon from below, by canaries in the site's private training (`audits.canaries`).
     `patients`: also test every single patient, with reference runs (`audits.patients`).
     """
     folder = Path(folder)
@@ -88,6 +91,9 @@ def audit(
             _write_report(folder, report)
         if coordinator:
             report["coordinator"] = rehearse(tools, wanted[0].site)
+            _write_report(folder, report)
+        if epsilon:
+            report["epsilon"] = audit_epsilon(assembly, wanted[0].site)
             _write_report(folder, report)
         if patients:
             report["patients"] = audit_patients(tools, folder, sites, progress)

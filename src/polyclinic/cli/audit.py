@@ -61,6 +61,9 @@ def audit(
     patients: bool = typer.Option(
         False, "--patients", help="Also test every single patient, with 64 reference runs (256 with --budget thorough)."
     ),
+    epsilon: bool = typer.Option(
+        False, "--epsilon", help="Also bound epsilon from below, by canaries in a site's private training."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="Write audit.json and pictures, print nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout."),
 ) -> None:
@@ -73,14 +76,15 @@ def audit(
     from polyclinic.cli.tables import show_grid, show_verdicts
 
     check_choice("--budget", budget, "quick", "standard", "thorough")
-    if grid and (kinds or sites or study or trajectory or coordinator or patients or features != "pixels"):
-        flags = "--kinds, --sites, --features, --study, --trajectory, --coordinator and --patients"
+    if grid and (kinds or sites or study or trajectory or coordinator or patients or epsilon or features != "pixels"):
+        flags = "--kinds, --sites, --features, --study, --trajectory, --coordinator, --epsilon and --patients"
         raise BadInput(f"--grid: attacks every variation alike; leave {flags} out")
     display = None if quiet or as_json else RunDisplay()
     options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
-        options |= {"trajectory": _steps(trajectory), "coordinator": coordinator, "patients": patients}
+        options |= {"trajectory": _steps(trajectory), "coordinator": coordinator}
+        options |= {"patients": patients, "epsilon": epsilon}
     report = _report(run, grid, options, display)
     if as_json:
         typer.echo(json.dumps(report))

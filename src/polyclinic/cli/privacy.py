@@ -111,6 +111,8 @@ class Plan:
 
 
 def _sentences(found: JsonObject) -> list[str]:
+    from polyclinic.privacy.account import certainty_in_words
+
     lines = []
     name, at_delta = str(found.get("accountant", "")).upper(), f"at delta {found.get('delta', 0):.3g}"
     if "epsilon" in found:
@@ -119,6 +121,7 @@ def _sentences(found: JsonObject) -> list[str]:
             f"{found['epochs']:g} epochs of {found['samples']} images in batches of {found['batch']} on average, "
             f"noise {found['noise']:g}."
         )
+        lines.append(f"In words: {certainty_in_words(found['epsilon'], found['delta'])}.")
     reached = f"epsilon {found.get('target_epsilon', 0):g} {at_delta} ({name}):"
     if one := found.get("noise_for_target"):
         lines.append(f"{reached} noise {one['noise']:.4g} for {one['epochs']:g} epochs ({one['steps']} steps).")

@@ -254,6 +254,8 @@ def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
     console.print(threat_table(report))
     if "coordinator" in report:
         console.print(coordinator_table(report["coordinator"]))
+    if two_sides := report.get("epsilon"):
+        console.print(Text("; ".join([two_sides["words"], *filter(None, [two_sides.get("certainty")])])))
     if patients := report.get("patients"):
         console.print(Text(f"single patients: {patients['verdict']}. {patients['words']}"))
         for name in patients.get("lists", []):

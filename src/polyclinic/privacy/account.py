@@ -5,6 +5,7 @@ holds for what came out of private training and for whatever is computed from th
 from real images on another way, such as codes, latents, batch-norm statistics or an EMA codebook.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,13 @@ class Account:
         history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in rows]
         names = tensors["names"].tolist() if "names" in tensors else (0, 0, 0)
         return cls(delta, accountant, history, *names)
+
+
+def certainty_in_words(epsilon: float, delta: float) -> str:
+    """What epsilon means for one image or patient (Bayes' rule from even odds)."""
+    share = 100 / (1 + math.exp(-min(epsilon, 700.0)))
+    becomes = f"becomes at most {math.ceil(share)} % sure" if share <= 99 else "may become all but certain"
+    return f"an attacker who is 50 % sure that somebody took part {becomes} (but for a chance of {delta:.2g})"
 
 
 PER_SITE = ("epsilon", "delta", "steps", "sampling_rate")

@@ -183,7 +183,7 @@ def _prv(history: tuple[Mechanism, ...], delta: float) -> float:
     if not 0 < bound < NO_PRIVACY:
         return bound
     if all(one.sampling_rate == 1 for one in history):
-        return min(bound, _gaussian(math.sqrt(sum(one.steps / one.noise**2 for one in history)), delta))
+        return min(bound, gaussian_epsilon(math.sqrt(sum(one.steps / one.noise**2 for one in history)), delta))
     accountant = PRVAccountant()
     accountant.history = [tuple(one) for one in history]
     with _quiet(), contextlib.suppress(ValueError, RuntimeError, FloatingPointError, MemoryError):
@@ -194,7 +194,7 @@ def _prv(history: tuple[Mechanism, ...], delta: float) -> float:
     return bound
 
 
-def _gaussian(shift: float, delta: float) -> float:
+def gaussian_epsilon(shift: float, delta: float) -> float:
     """Epsilon of Gaussian noise of deviation 1 on what one image moves by `shift`: several such mechanisms are one,
     whose square is the sum of theirs. Rounded upwards (Balle and Wang 2018, Theorem 8)."""
     from scipy.special import log_ndtr  # here: every process of a run would pay for it

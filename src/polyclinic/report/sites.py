@@ -15,6 +15,7 @@ from polyclinic.data.volumes.planes import pictures
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
 from polyclinic.palette import Palette, heat_map, plain, stacked_bars, tidy
+from polyclinic.privacy.account import certainty_in_words
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text, counted, listed
 from polyclinic.report.evidence import SHOWN, RunEvidence, drawn_picture, rows_png
 
@@ -185,8 +186,19 @@ def audit_section(run: RunEvidence) -> Section:
         for kind, one in audit.get("verdicts", {}).items()
     ]  # fmt: skip
     blocks.append(Table(("kind", "left", "verdict", "in words", "not tried"), rows, "Verdicts by kind"))
+    blocks += _both_sides(audit.get("epsilon") or {})
     blocks += _single_patients(audit.get("patients") or {})
     return Section("audit", title, [*blocks, *_findings(audit), *(_pictures(run, audit) if run.show_images else [])])
+
+
+def _both_sides(found: JsonMapping) -> list[Block]:
+    """Epsilon from both sides, where a site's private training was audited."""
+    if not found:
+        return []
+    said = Text(f"Epsilon from both sides: {found.get('words', '')}.", "note" if found.get("alarm") else "text")
+    rows = [[one.get(name) for name in ("name", "chance", "words")] for one in found.get("checks", [])]
+    title = "What the accountant takes for granted, and how often chance looks as bad"
+    return [said, Table(("check", "chance", "found"), rows, title)] if rows else [said]
 
 
 def _single_patients(found: JsonMapping) -> list[Block]:
@@ -268,7 +280,8 @@ def privacy_words(run: RunEvidence) -> str:
     covers, not_covered = ("; ".join(map(str, privacy[name])) for name in ("covers", "does_not_cover"))
     return (
         f"Differential privacy spent {spent} at most (site {privacy.get('site', 'unknown')}); it is for {unit}. "
-        f"It covers {covers}. It does not cover {not_covered or 'nothing that left'}."
+        f"It covers {covers}. It does not cover {not_covered or 'nothing that left'}. In words: "
+        f"{certainty_in_words(float(privacy['epsilon']), float(privacy['delta']))}."
     )
 
 

@@ -21,6 +21,7 @@ from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.site import Site
 from polyclinic.privacy import dp_sgd, epsilon
 from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, PatientSums, Sums
+from polyclinic.privacy.settings import Privacy
 from polyclinic.randomness import numpy_rng
 from polyclinic.training import image_draws
 from polyclinic.training.batches import ReplayedBatches
@@ -144,9 +145,14 @@ def take_private_steps(
     )
     losses, clipped = losses_by_row(module, objective.losses), objective.clipped
     if clipped is None:
-        clipped = PatientSums() if privacy.unit == "patient" else ClippedSums(module, privacy.clipping)
+        clipped = sums_for(module, privacy)
     dp_sgd.take_noisy_steps(module, optimizer, losses, batches, mean, correct, clipped)
     return steps
+
+
+def sums_for(module: nn.Module, privacy: Privacy) -> Sums:
+    """What computes sums of clipped gradients of a module, of images or of patients."""
+    return PatientSums() if privacy.unit == "patient" else ClippedSums(module, privacy.clipping)
 
 
 def _draw(site: Site, units: Units, rate: float, address: image_draws.Address) -> Iterator[Tensor]:
