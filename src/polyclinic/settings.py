@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polyclinic.errors import BadInput, did_you_mean
 
+#: between the labels of an image that has several, and what stands for none of them
+SEVERAL, NO_LABEL = "|", "none"
+
 
 class Settings(BaseModel):
     """A table of a study: immutable, and any field it does not know is an error."""

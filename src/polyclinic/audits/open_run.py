@@ -37,6 +37,8 @@ def open_run(
     kit = find_kit(folder)
     found = load_study(study) if study else read_study(folder, kit, plugins)
     lines = read_ledgers(folder)
+    if found.task.name == "multilabel":
+        raise BadInput(f"{folder}: runs of several labels an image are not audited yet; audit one of classes")
     if kit:
         return assembly_at_site(found, folder.resolve(), kit, lines), lines
     if isinstance(found.data, AtSites):

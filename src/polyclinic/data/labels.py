@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng
+from polyclinic.settings import NO_LABEL, SEVERAL
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet, SiteData
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MOST_CLASSES = 12  #: more different numbers than that are values
 MOST_GAPS = 0.2  #: share of the labels that may be no number where the others are
 FEWEST_OF_A_CLASS = 0.05  #: share of the labels from which on "none" is a class: nothing was found in these images
+MOST_LABELS = 64  #: of an image that may have several
 #: what people write where they know nothing
 NOTHING = {"", "n/a", "na", "nan", "none", "null", "unknown", "missing", "-", "?"}
 
@@ -107,6 +109,27 @@ def to_number(text: str | float) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def sets_of(values: np.ndarray, several: str | tuple[str, ...], place: Callable[[int], str]) -> np.ndarray:
+    """Sets of labels as one text each [N], such as `cyst|mass` or `none`: out of cells with a sign between labels, or
+    out of columns [N, L] of 0 and 1 with these names."""
+    if isinstance(several, str):
+        found = [{part.strip() for part in str(cell).split(several)} - {"", NO_LABEL} for cell in values.tolist()]
+    else:
+        known = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+        cells = [[known.get(str(cell).strip().lower()) for cell in row] for row in values.tolist()]
+        for i, row in enumerate(cells):
+            if None in row:
+                name = several[row.index(None)]
+                raise BadInput(f"{place(i)}: '{name}' must be 0 or 1 (data.several); correct it or remove the image")
+        found = [{name for name, is_there in zip(several, row, strict=True) if is_there} for row in cells]
+    names = sorted(set().union(*found))
+    if not 1 <= len(names) <= MOST_LABELS:
+        raise BadInput(f"data.several: gives {len(names)} labels, and 1 to {MOST_LABELS} can be learnt")
+    if bad := next((name for name in names if SEVERAL in name), ""):
+        raise BadInput(f"data.several: the label '{bad}' contains '{SEVERAL}'; write data.several = '{SEVERAL}'")
+    return np.array([SEVERAL.join(sorted(one)) or NO_LABEL for one in found])
 
 
 # --- mapping of labels to classes -----------------------------------------------------------------------------

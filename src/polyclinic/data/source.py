@@ -20,7 +20,7 @@ from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset, Fold, PerClass
 from polyclinic.data.doubles import several_labels, twins
-from polyclinic.data.labels import Value, balanced, classes_of, kept, to_number
+from polyclinic.data.labels import Value, balanced, classes_of, kept, sets_of, to_number
 from polyclinic.data.listing import PER_IMAGE, Listing, prepare_images
 from polyclinic.data.pixels import MOST_PIXELS, Fit, Shape
 from polyclinic.errors import BadInput
@@ -331,6 +331,12 @@ class LabelledSource(FileSource):
     )
     rename: dict[str, str] | None = Field(None, description='new names of labels: { "0" = "healthy" }')
 
+    several: str | tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="an image may have several labels (task multilabel): the sign between those of a cell, '|', or the "
+        "columns of 0 and 1 (of an archive: names of the columns of labels), ['mass', 'cyst']",
+    )
     per_class: int | None = Field(None, ge=1, description="so many images of each class, drawn by data.seed")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression", "segmentation")
@@ -345,6 +351,8 @@ class LabelledSource(FileSource):
             raise ValueError("label_range must be the lowest and then the highest possible value")
         if self.label_range is not None and (self.merge or self.rename or self.per_class):
             raise ValueError("merge, rename and per_class are for classes; drop them or label_range")
+        if self.several and self.label_range is not None:
+            raise ValueError("several is for labels, and label_range for values; drop one of them")
         return self
 
     def more_columns(self, values: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
@@ -363,12 +371,15 @@ class LabelledSource(FileSource):
             none = [i for i, value in enumerate(values.tolist()) if str(value).strip().lower() == "nan"]
             if none:  # or the text that NaN becomes in a table
                 raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], self.cure))
+            if self.several:
+                return classes_of(sets_of(values, self.several, place), None, self.merge, self.rename)
             labels, classes = classes_of(values, names, self.merge, self.rename)
             if found := several_labels(classes):
                 first = next(i for i, label in enumerate(labels) if classes[label] == found)
                 raise BadInput(
-                    f"{place(first)}: the label '{found}' names several, and one label of an image is learnt; write "
-                    "the one to learn into a column of its own, or give combinations other names (data.rename)"
+                    f"{place(first)}: the label '{found}' names several, and one label of an image is learnt; set "
+                    "data.several = '|' (the sign between them) and task.name = 'multilabel', write the one to learn "
+                    "into a column of its own, or give combinations other names (data.rename)"
                 )
             return labels, classes
         return numbers(values, place, self.label_range, self.cure), ()

@@ -145,7 +145,8 @@ def _table(file: Path, folder: Path, hints: Hints) -> Survey:
     if several := several_labels([*labels.classes]):
         raise BadInput(
             f"--for {file}: the label '{several}' names several, and one label of an image is learnt; write the one to "
-            "learn into a column of its own, and name it with --label"
+            "learn into a column of its own, and name it with --label; for all of them write a study with data.several "
+            "= '|' and task.name = 'multilabel'"
         )
     refuse_unlearnable(labels.classes, f"--for {file}", cases.columns["label"])
     return _survey(file, replace(cases, notes=(*cases.notes, *code_notes(texts))), labels)

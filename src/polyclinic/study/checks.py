@@ -38,6 +38,7 @@ def check_task(study: Study) -> None:
         tasks = ", ".join(method.traits.tasks)
         raise BadInput(f"task.name: method '{method.name}' is for {tasks}, not {task}; choose one of {can}")
     _check_label_range(study, task)
+    _check_several(study)
     for setting in ("test_per_class", "test_total_per_class"):
         if task == "regression" and getattr(study.data, setting) is not None:
             raise BadInput(f"data.{setting}: the labels of regression are values and have no classes; leave it out")
@@ -54,6 +55,23 @@ def check_task(study: Study) -> None:
         if not known or models.find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
+
+
+def _check_several(study: Study) -> None:
+    """BadInput unless data and task are both for several labels an image, and the method and settings can do that."""
+    several, method = getattr(study.data, "several", None), study.method
+    if study.task.name != "multilabel":
+        if several:
+            raise BadInput("data.several: is for several labels an image; set task.name = 'multilabel', or drop it")
+        return
+    if not several:
+        raise BadInput("data.several: multilabel needs the sign between the labels of a cell, '|', or columns' names")
+    if method.traits.trains != "network" or isinstance(method, GenerativeReplay) or method.needs_generator():
+        can = "choose fedavg or a method built on it, cwt, centralized or standalone"
+        raise BadInput(f"method.name: '{method.name}' learns one class an image, and not several labels; {can}")
+    if study.evaluation.statistics or study.federation.label_sets:
+        name = "evaluation.statistics" if study.evaluation.statistics else "federation.label_sets"
+        raise BadInput(f"{name}: is for one class an image, and not for several labels; leave it out")
 
 
 def _check_volumes(study: Study) -> None:

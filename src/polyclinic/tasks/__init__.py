@@ -5,6 +5,7 @@ Tasks know torch, MONAI, `errors` and `settings`, and nothing of models, methods
 
 from polyclinic.registry import Registry
 from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.multilabel import MultiLabel
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation
 from polyclinic.tasks.task import Sums, Target, Task
@@ -14,6 +15,7 @@ TASKS: Registry[type[Task]] = Registry(
     "polyclinic.tasks",
     {
         "classification": Classification,
+        "multilabel": MultiLabel,
         "regression": Regression,
         "segmentation": Segmentation,
         "volume-segmentation": VolumeSegmentation,
@@ -21,4 +23,14 @@ TASKS: Registry[type[Task]] = Registry(
     base=Task,
 )
 
-__all__ = ["TASKS", "Classification", "Regression", "Segmentation", "Sums", "Target", "Task", "VolumeSegmentation"]
+__all__ = [
+    "TASKS",
+    "Classification",
+    "MultiLabel",
+    "Regression",
+    "Segmentation",
+    "Sums",
+    "Target",
+    "Task",
+    "VolumeSegmentation",
+]

@@ -99,6 +99,12 @@ class Npz(LabelledSource):
     def _labels(
         self, columns: "Columns", chosen: np.ndarray, place: Callable[[int], str], has_masks: bool
     ) -> tuple[np.ndarray, tuple[str, ...]]:
+        name = self._name(columns, "labels")
+        if isinstance(self.several, tuple) and name:
+            rows = columns.rows_of(name)
+            if rows.shape != (len(columns.images), len(self.several)):
+                raise BadInput(f"data.several: names {len(self.several)} columns, and '{name}' has others; name each")
+            return self.targets(rows[chosen], place)
         values = self._column(columns, "labels", chosen)
         if values is not None:
             return self.targets(values, place, columns.names_of(self._name(columns, "labels")))
@@ -139,8 +145,12 @@ class Columns(Mapping[str, np.ndarray]):
     def __contains__(self, name: object) -> bool:
         return all(f"{prefix}{name}" in self.archive for prefix in self.prefixes)
 
+    def rows_of(self, name: str) -> np.ndarray:
+        """An array as it is: several numbers for each image, perhaps."""
+        return np.concatenate(self._parts(name))
+
     def __getitem__(self, name: str) -> np.ndarray:
-        values = np.concatenate(self._parts(name))
+        values = self.rows_of(name)
         if values.ndim == 2 and values.shape[1] > 1 and len(values) == len(self.images):
             raise BadInput(
                 f"{self.archive.file}: '{name}' has {values.shape[1]} numbers for each image, and one is taken; save "

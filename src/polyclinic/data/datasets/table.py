@@ -95,6 +95,7 @@ class Csv(LabelledSource):
         """The table; where it lacks columns that settings name, one message says so, and names the empty cells."""
         table = read_table(self.location)
         wanted = [self.image, *(name for name in (getattr(self, field) for field in OPTIONAL) if name), *self.columns]
+        wanted += self.several if isinstance(self.several, tuple) else ()
         if missing := table.missing(*wanted):
             others = [] if self.keep else [self._gaps(table), self._absent(table)]
             raise BadInput("\n".join(filter(None, [missing, *others])))
@@ -126,13 +127,14 @@ class Csv(LabelledSource):
         return chosen if chosen is not None else field if field in table.columns else ""
 
     def _labels(self, table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
-        values = self._column(table, "label")
+        columns = self.several if isinstance(self.several, tuple) else ()
+        values = np.stack([table.column(name) for name in columns], 1) if columns else self._column(table, "label")
         if values is None:
             if not self._name(table, "mask"):
                 raise BadInput(f"{self.location}: there is neither a column 'label' nor 'mask'; set data.label to one")
             return np.zeros(len(table), dtype=np.int64), ("image",)
         files = [row[self.image] for row in table.rows]
-        if self.label_range is None and (rows := two_labels(files, values.tolist())):
+        if self.label_range is None and not columns and (rows := two_labels(files, values.tolist())):
             first, second = rows
             raise BadInput(
                 f"{table.place(first)} and row {table.lines[second]}: '{files[first]}' has two labels, "

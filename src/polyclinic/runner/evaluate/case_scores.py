@@ -117,6 +117,8 @@ def keep_cases(assembly: Assembly, models: Models) -> dict[str, Cases]:
     """Predict the test and validation images with the released models, each site's with its own where it has one, and
     write `cases/`; by split. Nothing is tested where the study says so (`evaluation.final`)."""
     final = assembly.study.evaluation.final
+    if assembly.study.task.name == "multilabel":
+        raise BadInput("cases: those of several labels an image are not kept")
     splits = {"test": ("validation", "test"), "validation": ("validation",)}.get(final, ())
     found: dict[str, list[Cases]] = {split: [] for split in splits}
     trainer_of = functools.cache(assembly.trainer)

@@ -48,6 +48,8 @@ def evaluate(
     `against`: a second model, which the first one is compared with on the same cases. `chosen`: which of a run's models
     is meant, and the code that it may use.
     """
+    if study.task.name == "multilabel":
+        raise BadInput("--study: models of several labels an image are scored in their runs only; name another study")
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, Path())
     names = LabelMap.parse(label_map, parts.names, parts.info["classes"])

@@ -65,7 +65,7 @@ def intervals_of_cells(task: Task, sums: Sums) -> JsonObject:
     exact = {name: (value, value) for name, value in task.finish(dict(sums)).items()}
     cells = cells_of(sums["histograms"]).double()
     ends = []
-    for others, own in cells[1:] if len(cells) == 2 else cells:
+    for others, own in cells[1:] if len(cells) == 2 and "confusion" in sums else cells:
         if not (pairs := float(others.sum() * own.sum())):
             continue
         below = float((own * (others.cumsum(0) - others)).sum())

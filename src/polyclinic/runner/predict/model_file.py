@@ -33,7 +33,8 @@ from polyclinic.runner.predict.unlike_images import Looks
 from polyclinic.settings import Settings, no_such_choice, sentences
 from polyclinic.study import Study
 from polyclinic.study.reading import packages_of
-from polyclinic.tasks import TASKS, Target, Task
+from polyclinic.tasks import TASKS, MultiLabel, Target, Task
+from polyclinic.tasks.multilabel import labels_in
 
 #: name of the model in a run folder
 MODEL = "model.safetensors"
@@ -145,6 +146,8 @@ def card_of(
 ) -> Card:
     """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
+    if isinstance(study.task, MultiLabel):
+        facts["classes"] = labels_in(facts["classes"])
     names = looked_up_names(study.task.name, backbones)
     used = {registry.origin(name) for registry, name in names if not is_importable(name)}
     loaded = plugged.load_from_study(study.plugins)

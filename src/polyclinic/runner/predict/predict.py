@@ -25,6 +25,7 @@ from polyclinic.runner.predict import model_file
 from polyclinic.runner.predict.masks import in_own_size
 from polyclinic.runner.predict.model_file import MODEL, Card, ReleasedModel
 from polyclinic.runner.predict.volumes import predict_volumes
+from polyclinic.settings import NO_LABEL
 from polyclinic.study.reading import refuse_changed
 from polyclinic.tasks import Task
 
@@ -174,6 +175,10 @@ class Predictor:
         return row | {f"low_{_percent(coverage)}": round(low, 4), f"high_{_percent(coverage)}": round(high, 4)}
 
     def _classes(self, shares: np.ndarray, coverage: float, specificity: float | None) -> dict[str, Any]:
+        if self.task.name == "multilabel":
+            each = dict(zip(self.card.classes, shares.tolist(), strict=True))
+            told = BETWEEN.join(name for name, share in each.items() if share > 0.5)
+            return {"labels": told or NO_LABEL, **{f"p({name})": round(share, 6) for name, share in each.items()}}
         shares, classes = shares / shares.sum(), self.card.classes  # float32 sums to one only nearly
         row: dict[str, Any] = {"class": classes[int(shares.argmax())]}
         row |= {f"p({name})": round(float(p), 6) for name, p in zip(classes, shares, strict=True)}
@@ -188,7 +193,11 @@ class Predictor:
     def why_no_set(self, coverage: float, cases: int | None, site: str | None) -> str:
         """The reason why rows have no set or interval of this coverage, "" where they have one or need none; `cases`
         are the patients of the validation images, of a site where the model is its own; None: not known."""
-        if self.task.dense or (self.calibration and share_key(coverage) in self.calibration.quantiles):
+        if (
+            self.task.dense
+            or self.task.name == "multilabel"
+            or (self.calibration and share_key(coverage) in self.calibration.quantiles)
+        ):
             return ""
         percent, needed = _percent(coverage), least_cases(coverage)
         missing = f"set_{percent}" if self.task.like == "classification" else f"low_{percent} and high_{percent}"

@@ -150,6 +150,8 @@ def guessed_scores(study: Study, parts: PreparedSites) -> dict[str, float]:
     """Scores, by metric, of somebody who has seen no image, on the images that score the model. Empty for masks, one
     class only, deployed sites (their labels are their own) and a study without a last evaluation."""
     task, split = study.task, study.evaluation.final
+    if task.name == "multilabel":
+        return {}
     if task.like == "classification" and split != "none":
         counts = [of_site[split] for of_site in (parts.info.get("class_counts") or {}).values() if of_site]
         total = np.sum(counts, axis=0) if counts else np.zeros(0)
