@@ -233,11 +233,11 @@ def _answer(request):
 
 @pytest.fixture
 def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Forty dark and forty bright images, a folder for each class."""
+    """Forty-eight dark and as many bright images, a folder for each class: enough for sums over a class."""
     rng = np.random.default_rng(0)
     for name, level in (("ill", 60), ("well", 140)):
         (tmp_path / "scans" / name).mkdir(parents=True)
-        for number in range(40):
+        for number in range(48):
             pixels = rng.integers(level - 50, level + 50, (32, 32), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "scans" / name / f"{number}.png")
     monkeypatch.chdir(tmp_path)
