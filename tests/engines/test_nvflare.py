@@ -1,18 +1,25 @@
-"""NVFlare's simulator, and secure sums over every engine."""
+"""NVFlare's simulator, secure sums over every engine, and what a job and a call are for NVFlare."""
 
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import free_port
 from rehearsals import rehearsed
 from run_folders import assert_same_run, history, result
 
 from polyclinic.cli import run_app
+from polyclinic.engines.nvflare.engine import Kept, pieces
+from polyclinic.engines.nvflare.job import decode_property, encode_property, site_names, write_job
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.run.run import run
 
-pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 SMALL_GAN = {
     "generator.name": "dcgan",
     "generator.steps": 2,
@@ -44,6 +51,7 @@ CASES = {
 
 
 def check_same_run(study, undisturbed, folder):
+    pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
     before = set(psutil.Process().children(recursive=True))  # other tests may have left some of theirs
     run(study.with_settings({"engine.name": "nvflare"}), folder)
     expected = undisturbed(study).folder
@@ -124,3 +132,44 @@ def test_deployed_sites_send_fewer_bytes_and_end_as_in_a_simulation(rehearsal, u
     assert len(ledgers) == 3
     for ledger in ledgers:
         assert {line["wire"] for line in verify(ledger) if line["kind"] == "weights"} == {wire}
+
+
+def test_a_job_brings_no_code(tmp_path):
+    job = write_job(tmp_path, "polyclinic", spec={"study": {"x": "{y}"}}, least=2)
+    files = sorted(str(path.relative_to(job)) for path in job.rglob("*") if path.is_file())
+    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+
+
+def test_a_job_spec_is_not_mistaken_for_variables():
+    job_spec = {"study": {"classes": ["{workspace}", "$x"]}}
+    assert decode_property(encode_property(job_spec)) == job_spec
+    assert not set("{}$") & set(encode_property(job_spec))
+
+
+def test_names_that_nvflare_cannot_take_are_translated():
+    assert site_names(("Graz (A)", "wien")) == {"Graz--A-": "Graz (A)", "wien": "wien"}
+    with pytest.raises(BadInput, match="rename some"):
+        site_names(("a b", "a.b"))
+
+
+def test_a_call_that_does_not_fit_what_is_kept_is_refused(monkeypatch):
+    kept = Kept()
+    call = Call("a", "train", 1, {"weights": Parcel("weights", {"w": torch.arange(5000.0)})})
+    whole = call.to_bytes()
+    assert kept.whole(whole, {}) == whole
+    first, text, _ = call.chunks()
+    assert kept.whole(first + text, {"0": call.parcels["weights"].digest}) == whole
+    assert kept.whole(first + text, {"0": "0" * 64}) is None
+    with pytest.raises(ValueError, match="not as long"):
+        kept.whole(whole + b"more", {})
+    monkeypatch.setattr("polyclinic.engines.nvflare.engine.LARGEST", len(whole) - 1)
+    with pytest.raises(ValueError, match="with what did not travel"):
+        kept.whole(first + text, {"0": call.parcels["weights"].digest})
+
+
+@given(st.lists(st.binary(max_size=30), max_size=6), st.integers(1, 40))
+def test_pieces_are_the_whole(buffers, size):
+    cut = list(pieces(buffers, size))
+    assert b"".join(cut) == b"".join(buffers)
+    assert all(len(piece) == size for piece in cut[:-1])
+    assert all(cut)

@@ -5,17 +5,13 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from processes import wait_for
 
 from polyclinic.engines.nvflare import engine as coordinators_end
 from polyclinic.engines.nvflare import relay as sites_end
-from polyclinic.engines.nvflare.engine import JOB_ENDED, STOPPED_AT_SITE, JobEnded, Kept, NVFlare, Patience, pieces
-from polyclinic.engines.nvflare.job import decode_property, encode_property, site_names, write_job
+from polyclinic.engines.nvflare.engine import JOB_ENDED, STOPPED_AT_SITE, JobEnded, NVFlare, Patience, pieces
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerGone
-from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import SitePosition
@@ -103,14 +99,6 @@ def impatient(monkeypatch):
 
 def weights(size):
     return {"weights": Parcel("weights", {"w": torch.arange(size, dtype=torch.float32)})}
-
-
-@given(st.lists(st.binary(max_size=30), max_size=6), st.integers(1, 40))
-def test_pieces_are_the_whole(buffers, size):
-    cut = list(pieces(buffers, size))
-    assert b"".join(cut) == b"".join(buffers)
-    assert all(len(piece) == size for piece in cut[:-1])
-    assert all(cut)
 
 
 @pytest.mark.parametrize("size", [1, 100, 250, 5000])
@@ -288,24 +276,6 @@ def test_sites_hear_with_the_next_call_what_is_durable():
     assert federation.workers["a"][0].durable == [{"a": [1, 1]}]
 
 
-def test_a_job_brings_no_code(tmp_path):
-    job = write_job(tmp_path, "polyclinic", spec={"study": {"x": "{y}"}}, least=2)
-    files = sorted(str(path.relative_to(job)) for path in job.rglob("*") if path.is_file())
-    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
-
-
-def test_a_job_spec_is_not_mistaken_for_variables():
-    job_spec = {"study": {"classes": ["{workspace}", "$x"]}}
-    assert decode_property(encode_property(job_spec)) == job_spec
-    assert not set("{}$") & set(encode_property(job_spec))
-
-
-def test_names_that_nvflare_cannot_take_are_translated():
-    assert site_names(("Graz (A)", "wien")) == {"Graz--A-": "Graz (A)", "wien": "wien"}
-    with pytest.raises(BadInput, match="rename some"):
-        site_names(("a b", "a.b"))
-
-
 @pytest.mark.timeout(60)
 def test_an_error_where_answers_are_taken_does_not_wait_for_a_site_that_works_on():
     """Without a deadline a site may be at work for days, and says so whenever it is asked."""
@@ -383,15 +353,12 @@ def test_an_announced_size_is_bounded(size):
     assert honest
 
 
-def test_a_piece_is_bounded_by_what_was_announced():
+def test_a_piece_is_bounded_by_what_was_announced_and_work_without_a_deadline_too(monkeypatch):
     federation = Federation("a")
     grown = lambda what, header, blobs: (header, [blobs[0] * 50] if what == "take" else blobs)  # noqa: E731
     answer_with(federation, "a", grown)
     [liar] = federation.ask("a", parcels=weights(400))
     assert "sent a piece of 50000 bytes where at most 1000 were left" in liar.reason
-
-
-def test_work_without_an_end_is_given_up_without_a_deadline_too(monkeypatch):
     monkeypatch.setattr(coordinators_end, "LONGEST_WORK", 0.0)
     federation = Federation("a")
     answer_with(federation, "a", lambda what, header, blobs: ({"state": "working"}, []))
@@ -410,7 +377,7 @@ def test_a_site_keeps_no_more_of_a_call_than_any_call_has(monkeypatch):
         relay.handle("piece", pack({"call": "d", "index": 0}, [bytes(1001)]))
 
 
-def test_weights_travel_once_until_others_replace_them():
+def test_weights_travel_once_until_others_replace_them_or_the_site_starts_again():
     federation = Federation("a", "b")
     same = weights(5000)
     for number in range(3):
@@ -425,9 +392,7 @@ def test_weights_travel_once_until_others_replace_them():
         [answer] = federation.ask("a", parcels=parcels)
         assert torch.equal(answer.weights["w"], parcels["weights"].tensors["w"])
     assert federation.messages("a").count("run") == 5
-
-
-def test_a_restarted_site_asks_for_what_it_has_no_more():
+    # a site that was started again asks for what it has no more
     federation = Federation("a")
     federation.ask("a", parcels=weights(5000))
     federation.relays["a"] = Relay("a", lambda: federation._start("a", lambda call: None))
@@ -435,18 +400,3 @@ def test_a_restarted_site_asks_for_what_it_has_no_more():
     [answer] = federation.ask("a", parcels=weights(5000))
     assert torch.equal(answer.weights["w"], torch.arange(5000.0))
     assert federation.messages("a").count("run") == 2  # without them, then with them
-
-
-def test_a_call_that_does_not_fit_what_is_kept_is_refused(monkeypatch):
-    kept = Kept()
-    call = Call("a", "train", 1, weights(5000))
-    whole = call.to_bytes()
-    assert kept.whole(whole, {}) == whole
-    first, text, _ = call.chunks()
-    assert kept.whole(first + text, {"0": call.parcels["weights"].digest}) == whole
-    assert kept.whole(first + text, {"0": "0" * 64}) is None
-    with pytest.raises(ValueError, match="not as long"):
-        kept.whole(whole + b"more", {})
-    monkeypatch.setattr("polyclinic.engines.nvflare.engine.LARGEST", len(whole) - 1)
-    with pytest.raises(ValueError, match="with what did not travel"):
-        kept.whole(first + text, {"0": call.parcels["weights"].digest})
