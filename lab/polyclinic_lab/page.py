@@ -114,7 +114,7 @@ def _parts(claim: Claim, found: JsonObject) -> str:
 def _needed(found: JsonObject, seeds: int) -> str:
     """How many seeds or images would decide what is open, and how many minutes more that is, one run after another."""
     counts = [int(one) for one in re.findall(r"about (\d+) \w+ would decide", found["why"])]
-    if found["verdict"] != "undecided" or not counts:
+    if found["verdict"] != "undecided" or not counts or "make no pairs" in found["why"]:  # an arm lacks its values
         return ""
     if "are needed" in found["why"]:
         return f"; over {MOST_NEEDED} would"

@@ -151,6 +151,7 @@ def test_what_is_open_says_how_many_seeds_and_minutes_would_decide() -> None:
     assert _needed({**found, "why": why}, 3) == "; 9 would, 24 min"
     assert _needed({**found, "why": f"{why}. d; more than 999 seeds are needed"}, 3) == "; over 999 would"
     assert _needed({**found, "why": why, "verdict": "no"}, 3) == ""
+    assert _needed({**found, "why": f"{why}. d: 3 and 0 seeds make no pairs"}, 3) == ""
 
 
 def test_minutes_are_measured_where_there_is_a_record() -> None:
