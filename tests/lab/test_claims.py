@@ -161,6 +161,13 @@ def test_minutes_are_measured_where_there_is_a_record() -> None:
     assert minutes_of(claim, "full", kept) == f"~{claim.minutes['full']['gpu']:g}"
 
 
+def test_every_choice_of_settings_is_an_arm_of_some_claim() -> None:
+    arms = {
+        tuned_name(one, label, scale) for one in CLAIMS.values() if one.tune for label in one.arms for scale in SCALES
+    }
+    assert claim.CHOSEN.keys() <= arms
+
+
 def test_what_was_tuned_changes_an_arm_in_every_claim_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table, shortcut = CLAIMS["feder-table4-methods"], CLAIMS["feder-shortcut"]
     name = tuned_name(table, "fedavg", "full")
