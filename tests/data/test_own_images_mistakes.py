@@ -11,6 +11,7 @@ from polyclinic.data.own_images import _as_numbered, _source, split_in_words
 from polyclinic.data.parts import ImageSet, SiteData, prepare
 from polyclinic.data.source import AtSites, FileSource
 from polyclinic.errors import BadInput, Notice
+from polyclinic.runner.run.data_check import left_out
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study
 
@@ -218,3 +219,24 @@ def test_the_split_of_a_site_in_words(file):
     assert "7 of each class for test" in split_in_words(file, AtSites(dataset="scans"))
     file.write_text('[datasets.scans]\nprepared = "here"\n', encoding="utf-8")
     assert split_in_words(file, AtSites(dataset="scans")) == "Your images lie prepared, and are split already."
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, ""),
+    ({"data.keep": {"label": ["x", "y"]}}, "20 by data.keep"),
+    ({"sites.names": ["a", "b"]}, "20 of site 'c', which sites.names lacks"),
+    ({"data.opt_out": "out.txt"}, "4 by data.opt_out"),
+])  # fmt: skip
+def test_the_check_says_which_images_are_left_out_and_why(tmp_path, changes, words):
+    rows = []
+    for number in range(60):
+        Image.fromarray(np.full((28, 28), number, np.uint8)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{'xyz'[number % 3]},{'abc'[number // 20]},p{number // 2}")
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,site,patient", *rows]) + "\n")
+    (tmp_path / "out.txt").write_text("p0\np1\n")
+    sites = '[sites]\npartition = "column"\n[model]'
+    text = STUDY.replace('"folder"', '"csv"').replace('"scans"', '"t.csv"')
+    (tmp_path / "study.toml").write_text(text.replace('[sites]\npartition = "iid"\ncount = 2\n[model]', sites))
+    changes = {**changes, **({"data.opt_out": str(tmp_path / "out.txt")} if "data.opt_out" in changes else {})}
+    found = left_out(load_study(tmp_path / "study.toml").with_settings(changes))
+    assert found == ([f"images left out: {words}"] if words else [])

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,3 +113,25 @@ def test_a_kit_is_not_started_twice_on_a_machine(tmp_path, monkeypatch, program)
         Participant("server", tmp_path).start()
     command[-1] += "-2"
     assert not is_running(tmp_path)
+
+
+def test_down_ends_what_start_began(tmp_path, capsys):
+    """A server and a site that were started one by one, each in a terminal of its own."""
+    for name, file in (("server", "fed_server.json"), ("sites/a", "fed_client.json")):
+        (tmp_path / name / "startup").mkdir(parents=True)
+        (tmp_path / name / "startup" / file).write_text('{"client": {"fqsn": "a"}}')
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    begun = [
+        subprocess.Popen([*waits, str((tmp_path / kit).resolve()), f"nvflare.{kind}_train"])
+        for kit, kind in (("server", "server"), ("sites/a", "client"))
+    ]
+    try:
+        assert run_app(["deploy", "down", "a", "-d", str(tmp_path)]) == 0
+        assert "ended a" in capsys.readouterr().out
+        assert not psutil.pid_exists(begun[1].pid)
+        assert begun[0].poll() is None
+        assert run_app(["deploy", "down", "-d", str(tmp_path)]) == 0
+        assert not psutil.pid_exists(begun[0].pid)
+    finally:
+        for process in begun:
+            process.kill()

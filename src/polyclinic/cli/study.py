@@ -161,7 +161,7 @@ def check(
 
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """Sentences about a study that can run."""
-    from polyclinic.runner.run.data_check import check_files, check_images, data_hints
+    from polyclinic.runner.run.data_check import check_files, check_images, data_hints, left_out
     from polyclinic.runner.run.volume_memory import memory_sentence
     from polyclinic.study import load_study
     from polyclinic.study.unused import notice_ignored
@@ -173,7 +173,8 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
     looked_at = check_images(study.data) if images else []
-    found = [*check_files(study), *looked_at, *(data_hints(study.data, study.sites) if images else [])]
+    more = [*left_out(study), *data_hints(study.data, study.sites)] if images else []
+    found = [*check_files(study), *looked_at, *more]
     sites = len(study.sites.site_names()) or "as many as the data has"
     fine = (
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "

@@ -129,8 +129,10 @@ class Rehearsal:
         return {name: one["pid"] for name, one in self._noted().items() if _started(one["pid"]) == one["started"]}
 
     def down(self, names: list[str], patience: float = 20.0) -> list[str]:
-        """End those that run (all, or the named ones) and everything they started; sites first."""
-        running = self.running()
+        """End those that run (all, or the named ones), also by `deploy start`, and everything they started; sites
+        first."""
+        begun = {one.name: pid for one in self.participants() if (pid := process_of(one.kit))}
+        running = begun | self.running()
         chosen = [name for name in reversed(list(running)) if not names or name in names]
         end_tree(*(running[name] for name in chosen), patience=patience)
         self._note({name: one for name, one in self._noted().items() if name not in chosen})
@@ -166,8 +168,8 @@ def _started(pid: int) -> float | None:
         return None
 
 
-def is_running(kit: Path) -> bool:
-    """Whether the process of this kit's server or site runs on this machine."""
+def process_of(kit: Path) -> int | None:
+    """The number of the process of this kit's server or site, where it runs on this machine."""
     import psutil
 
     for process in psutil.process_iter():
@@ -176,8 +178,12 @@ def is_running(kit: Path) -> bool:
             if str(kit.resolve()) in command and any(
                 word.endswith(("client_train", "server_train")) for word in command
             ):
-                return True
-    return False
+                return process.pid
+    return None
+
+
+def is_running(kit: Path) -> bool:
+    return process_of(kit) is not None
 
 
 #: in a kit: says that its site has left, and when

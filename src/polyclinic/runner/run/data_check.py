@@ -1,5 +1,6 @@
 """What only the images and the file of first weights can tell about a study, before it runs."""
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -20,7 +21,7 @@ from polyclinic.data.parts import prepare, spread
 from polyclinic.data.pixels import Fit, fit_image
 from polyclinic.data.plots import contact_sheet
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.source import AtSites, FileSource, Located, Source
+from polyclinic.data.source import AtSites, FileSource, LabelledSource, Located, Source
 from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
@@ -74,6 +75,26 @@ def _counted_images(study: Study) -> list[str]:
         where = spread(data.without_pixels(), data, study.sites)
         return [_counted({site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()})]
     return [_counted(prepare(data, study.sites).info["counts"])]
+
+
+def left_out(study: Study) -> list[str]:
+    """Which images of its source a study does not use, and why."""
+    data = study.data
+    if not isinstance(data, FileSource) or isinstance(study.sites, Clusters) or not _are_here(data):
+        return []
+    dataset, found = data.without_pixels(), []
+    if isinstance(data, LabelledSource) and data.keep:
+        with contextlib.suppress(BadInput):  # where the others have no label at all
+            kept_back = len(data.model_copy(update={"keep": None}).listing()) - len(dataset)
+            found += [f"{kept_back} by data.keep"] * (kept_back > 0)
+    elsewhere = study.sites.left_out(dataset)
+    found += [f"{count} of site '{name}', which sites.names lacks" for name, count in elsewhere.items()]
+    used = sum(len(part) for parts in spread(dataset, data, study.sites).values() for part in parts.values())
+    if rest := len(dataset) - sum(elsewhere.values()) - used:
+        settings = ("opt_out", "test_per_class", "test_total_per_class")
+        named = [f"data.{name}" for name in settings if getattr(data, name) is not None]
+        found.append(f"{rest} by {' and '.join(named) or 'sites.partition'}")
+    return [f"images left out: {', '.join(found)}"] if found else []
 
 
 def _named_alike(study: Study, file: WeightsFile) -> str:
