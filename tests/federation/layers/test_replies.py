@@ -254,7 +254,8 @@ def test_a_liar_fails_and_is_named(tiny, tmp_path, lying, method, operation, nam
     settings = {"data.samples": 36, **SETTINGS.get(method, {})}
     if operation == "count":
         settings["method.encoder_site"] = "largest"
-    result = run(tiny(method.partition(",")[0], settings, rounds=2), tmp_path / "run")
+    rounds = max(begins, 1)
+    result = run(tiny(method.partition(",")[0], settings, rounds=rounds), tmp_path / "run")
     failed = {site: words for line in history(result.folder) for site, words in line["failed"].items()}
     early = json.loads((result.folder / "result.json").read_text())["failures"]
     assert set(failed) | {one["site"] for one in early} == {LIAR}
