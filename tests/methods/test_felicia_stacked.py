@@ -11,13 +11,13 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.generators.gan.model import StackedGAN
+from polyclinic.methods.shared import site_gans
 from polyclinic.methods.shared.site_gans import SiteGANs
 from polyclinic.randomness import seed_of
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
-from polyclinic.training.gpu import graphs
 
 SITES = ("site-1", "site-2", "site-3")
 CHANGES = {"sites.count": 3, "generator.name": "dcgan"}
@@ -104,7 +104,7 @@ def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(stacked, mon
         recorded.append(name)
         return function
 
-    monkeypatch.setattr(graphs, "GraphedFunction", played)
+    monkeypatch.setattr(site_gans, "GraphedFunction", played)
     monkeypatch.setattr(SiteGANs, "__init__", _with_graphs(SiteGANs.__init__))
     check_same(stacked("never"), plain, run(stacked("always"), tmp_path / "graphed"))
     assert len(recorded) == 2  # one graph in each round

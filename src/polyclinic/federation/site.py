@@ -45,7 +45,6 @@ class SiteState(MutableMapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._tensors = dict(tensors or {})
-        self._bytes: int | None = None
         self.changed = False
 
     def __getitem__(self, name: str) -> Tensor:
@@ -54,11 +53,11 @@ class SiteState(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         if not isinstance(tensor, Tensor):  # or the file of the state could not be written, after the work
             raise TypeError(f"site.state['{name}'] is {type(tensor).__name__}, and must be a tensor; use torch.tensor")
-        self.changed, self._bytes = True, None
+        self.changed = True
         self._tensors[name] = tensor
 
     def __delitem__(self, name: str) -> None:
-        self.changed, self._bytes = True, None
+        self.changed = True
         del self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -69,10 +68,8 @@ class SiteState(MutableMapping[str, Tensor]):
 
     @property
     def bytes(self) -> int:
-        """Memory that the tensors take, counted once after each change: a host asks for every site at every call."""
-        if self._bytes is None:
-            self._bytes = sum([tensor.nbytes for tensor in self._tensors.values()])
-        return self._bytes
+        """Memory that the tensors take."""
+        return sum([tensor.nbytes for tensor in self._tensors.values()])
 
     def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep a whole set of tensors under one name, replacing what was there."""

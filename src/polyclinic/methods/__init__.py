@@ -35,41 +35,16 @@ from polyclinic.methods.splitnn import SplitNN
 from polyclinic.methods.standalone import Standalone
 from polyclinic.registry import Registry
 
+_BASELINES = (Standalone, Centralized, FedSGD)
+_AVERAGING = (FedAvg, FedProx, FedAvgM, FedBN, Scaffold, FedOpt, Moon, FedDyn, Ditto, FedRep, FedPer, FineTune)
+_OTHERS = (PrivateHead, FedAvgShare, CyclicWeightTransfer, SplitNN)
+_REPLAYING = (CwtReplay, FedAvgReplay, FedReplay, FedER, FedERA, FedERB, Felicia)
+_OF_ONE_ROUND = (Analytic, GaussianHeads, FedPFT, FedSamples)
+_BUILTIN: list[type[Method]] = [*_BASELINES, *_AVERAGING, *_OTHERS, *_REPLAYING, *_OF_ONE_ROUND]
+
+#: by the name that each has in its settings
 METHODS: Registry[type[Method]] = Registry(
-    "polyclinic.methods",
-    {
-        "standalone": Standalone,
-        "centralized": Centralized,
-        "fedsgd": FedSGD,
-        "fedavg": FedAvg,
-        "fedprox": FedProx,
-        "fedavgm": FedAvgM,
-        "fedbn": FedBN,
-        "scaffold": Scaffold,
-        "fedopt": FedOpt,
-        "moon": Moon,
-        "feddyn": FedDyn,
-        "ditto": Ditto,
-        "fedrep": FedRep,
-        "fedper": FedPer,
-        "finetune": FineTune,
-        "private-head": PrivateHead,
-        "fedavg-share": FedAvgShare,
-        "cwt": CyclicWeightTransfer,
-        "splitnn": SplitNN,
-        "cwt-replay": CwtReplay,
-        "fedavg-replay": FedAvgReplay,
-        "fedreplay": FedReplay,
-        "feder": FedER,
-        "feder-a": FedERA,
-        "feder-b": FedERB,
-        "felicia": Felicia,
-        "analytic": Analytic,
-        "gaussian-heads": GaussianHeads,
-        "fedpft": FedPFT,
-        "fedsamples": FedSamples,
-    },
-    base=Method,
+    "polyclinic.methods", {kind.model_fields["name"].default: kind for kind in _BUILTIN}, base=Method
 )
 
 __all__ = ["METHODS", "Method"]

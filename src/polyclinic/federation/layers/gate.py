@@ -319,14 +319,12 @@ class RawImages:
         """`images`: uint8 [N, C, H, W], all of one shape, perhaps in several arrays."""
         self._images = images
         self._shape = images[0].shape[1:]
-        self._fitting: dict[tuple[int, ...], bool] = {}  # shapes of tensors, and whether they can hold an image
 
     def found_in(self, tensor: Tensor) -> bool:
         """True if any row of `tensor` is one of the site's images."""
-        shape, size = tensor.shape, math.prod(self._shape)
-        if shape not in self._fitting:  # whether the last axes of a tensor make up an image
-            self._fitting[shape] = size in itertools.accumulate(reversed(shape), operator.mul)
-        if not self._fitting[shape] or tensor.is_complex() or not tensor.numel():
+        size = math.prod(self._shape)
+        fits = size in itertools.accumulate(reversed(tensor.shape), operator.mul)  # the last axes make up an image
+        if not fits or tensor.is_complex() or not tensor.numel():
             return False
         rows = tensor.detach().cpu().reshape(-1, size)
         return any(digest in self._known for digest in map(_digest, _as_bytes(rows)))

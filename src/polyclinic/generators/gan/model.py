@@ -20,7 +20,7 @@ from polyclinic.generators.gan.trainer import DRAWS, GANNetworks, GANTrainer, Re
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.randomness import seed_of
 from polyclinic.training.generator_loop import LearnPrivately, Schedule, steps_are_recorded
-from polyclinic.training.gpu.graphs import GraphedStep
+from polyclinic.training.gpu.graphs import GraphedFunction
 from polyclinic.training.image_draws import uniform
 
 if TYPE_CHECKING:
@@ -272,7 +272,8 @@ class GANSteps:
         capturable = graphed and first.device.type == "cuda"
         how: dict[str, Any] = {"device": first.device, "precision": first.precision, "capturable": capturable}
         self.trainer = GANTrainer(self.networks, first.settings, **how)
-        self._take = GraphedStep(functools.partial(both_steps, self.trainer), "a step of a GAN", graphed=graphed)
+        take = functools.partial(both_steps, self.trainer)
+        self._take = GraphedFunction(take, "a step of a GAN") if graphed else take
 
     def step(self, extra: base.ExtraLoss | None = None) -> Tensor:
         """The discriminator's steps, then one of the generator, which pays `extra` besides; its loss, [] or [M]."""

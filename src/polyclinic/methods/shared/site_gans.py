@@ -5,6 +5,7 @@ batches and random numbers from generators of its own, stacked or not: the stack
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from polyclinic.methods.shared import gan_plans
 from polyclinic.methods.shared.gan_plans import ImageGradient, SyntheticBatch, TrainingGANs, steps_taken
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private, private_steps
-from polyclinic.training.gpu.graphs import GraphedStep
+from polyclinic.training.gpu.graphs import GraphedFunction
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes less time than it saves
@@ -60,7 +61,7 @@ class SiteGANs(TrainingGANs):
         self.rows = self.settings.batch_size if self.private else gan_plans.batch_rows(sites[0])
         self.noise = self.fake = torch.empty(0)  # of the images that were made last
         self.statistics = [buffer.clone() for buffer in self.networks.generator_buffers]
-        self._graphs: dict[str, GraphedStep] = {}
+        self._graphs: dict[str, GraphedFunction] = {}
         self.optimizers = {
             gan_plans.GENERATOR_ADAM: self.trainer.generator_optimizer,
             gan_plans.DISCRIMINATOR_ADAM: self.trainer.discriminator_optimizer,
@@ -174,10 +175,10 @@ class SiteGANs(TrainingGANs):
             now.copy_(kept)
         return self.trainer.generate(noise, wanted)
 
-    def _step(self, name: str, function: Callable[..., Tensor | None]) -> GraphedStep:
-        if name not in self._graphs:
-            self._graphs[name] = GraphedStep(function, "a step of FELICIA's GANs", graphed=self.graphed)
-        return self._graphs[name]
+    def _step(self, name: str, function: Callable[..., Tensor | None]) -> Callable[..., Any]:
+        if self.graphed and name not in self._graphs:
+            self._graphs[name] = GraphedFunction(function, "a step of FELICIA's GANs")
+        return self._graphs.get(name, function)
 
     def _recorded_advance(
         self,

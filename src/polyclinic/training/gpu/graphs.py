@@ -29,6 +29,8 @@ MOST_GRAPHS = 8
 #: CUDA allows one recording at a time in a process, and networks may learn in several threads
 _RECORDING = threading.Lock()
 
+#: of a recorded function: tensors, some of which may be None
+Inputs = tuple[Tensor | None, ...]
 #: images, targets and what else there is, to the loss
 Loss = Callable[..., Tensor]
 
@@ -58,8 +60,8 @@ class GraphedFunction:
         self.graphs: dict[tuple, Graph] = {}
         self.failed = False
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        shapes = tuple((one.shape, one.dtype) for one in inputs)
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        shapes = tuple(one if one is None else (one.shape, one.dtype) for one in inputs)
         if shapes not in self.graphs:
             self.calls[shapes] += 1
             full = len(self.graphs) >= MOST_GRAPHS
@@ -67,7 +69,7 @@ class GraphedFunction:
                 return self._call(inputs)
         return self.graphs[shapes].replay(inputs)
 
-    def _call(self, inputs: tuple[Tensor, ...]) -> Any:
+    def _call(self, inputs: Inputs) -> Any:
         """An ordinary call, on the stream that is used for recording."""
         now = torch.cuda.current_stream()
         self.stream.wait_stream(now)
@@ -76,7 +78,7 @@ class GraphedFunction:
         now.wait_stream(self.stream)
         return output
 
-    def _record(self, shapes: tuple, inputs: tuple[Tensor, ...]) -> bool:
+    def _record(self, shapes: tuple, inputs: Inputs) -> bool:
         try:
             self.graphs[shapes] = Graph(self, inputs)
         except RuntimeError as error:
@@ -86,28 +88,11 @@ class GraphedFunction:
         return not self.failed
 
 
-class GraphedStep:
-    """A function of tensors, some of which may be None, as a CUDA graph; without `graphed` it is called as it is."""
-
-    def __init__(self, function: Callable[..., Any], name: str, *, graphed: bool) -> None:
-        self.function = function
-        self.missing: list[bool] = []
-        self.recorded = GraphedFunction(self._call, name) if graphed else self._call
-
-    def __call__(self, *inputs: Tensor | None) -> Any:
-        self.missing = [one is None for one in inputs]
-        return self.recorded(*[one for one in inputs if one is not None])
-
-    def _call(self, *present: Tensor) -> Any:
-        given = iter(present)
-        return self.function(*[None if missing else next(given) for missing in self.missing])
-
-
 class Graph:
     """A function's CUDA graph for inputs of one shape. Recording it runs nothing: the work is done by `replay`."""
 
-    def __init__(self, of: GraphedFunction, inputs: tuple[Tensor, ...]) -> None:
-        self.inputs = tuple(one.clone() for one in inputs)
+    def __init__(self, of: GraphedFunction, inputs: Inputs) -> None:
+        self.inputs = tuple(one if one is None else one.clone() for one in inputs)
         self.graph = torch.cuda.CUDAGraph()
         for rng in of.rngs:
             self.graph.register_generator_state(rng)
@@ -119,9 +104,10 @@ class Graph:
         ):
             self.output = of.function(*self.inputs)
 
-    def replay(self, inputs: tuple[Tensor, ...]) -> Any:
+    def replay(self, inputs: Inputs) -> Any:
         for kept, new in zip(self.inputs, inputs, strict=True):
-            kept.copy_(new)
+            if kept is not None and new is not None:
+                kept.copy_(new)
         self.graph.replay()
         return self.output
 
