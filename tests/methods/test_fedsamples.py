@@ -14,6 +14,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import self_audit, site_samples
 from polyclinic.methods.shared.self_audit import Learned
+from polyclinic.privacy.epsilon import Mechanism, composed_epsilon
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
@@ -115,3 +116,45 @@ def test_a_site_of_few_images_sends_nothing():
     site = site_of([0, 1, 1], Target(classes=("a", "b")))
     with pytest.raises(GateRefusedData, match="3 training images"):
         site_samples.train(site, 1, 1, looks=False)
+
+
+def test_private_samples_are_charged_as_steps_and_noisy_counts(tiny_run):
+    """Steps of DP-SGD, and one count of all images with noise of fifteen: RDP adds both up."""
+    generator = FLOW | {"space": "features", "draws": 2}
+    more = {"model": {"backbone": "efficientnet-lite0-1024", "input_size": 32}, "optimizer": {"augment": []}}
+    privacy = {"on": ["generator"], "noise_multiplier": 1.5, "delta": 1e-5}
+    method = METHOD | {"numbers": 16, "rounds": 1}
+    result = tiny_run(method, generator=generator, privacy=privacy, sites={"partition": "iid", "count": 2}, **more)
+    lines = verify(result.folder / "ledger" / "site-1.jsonl")
+    [record] = [line["privacy"] for line in lines if line["kind"] == "synthetic-images"]
+    images = 24  # 80 images, of which 60 % are for training, at two sites
+    steps = -(-8 // (images // 8)) * (images // 8)
+    expected = [Mechanism(1.5, 8 / images, steps), Mechanism(site_samples.COUNT_NOISE, 1.0, 1)]
+    found = [Mechanism(one["noise"], one["sampling_rate"], one["steps"]) for one in record["mechanisms"]]
+    assert found == expected
+    assert record["epsilon"] == pytest.approx(composed_epsilon(expected, 1e-5, "rdp"))
+    assert record["covers"] == [site_samples.SAMPLES, site_samples.NOISY_COUNTS]
+    assert site_samples.REFUSAL in record["does_not_cover"]
+    assert not list(result.folder.glob("sites/*/samples-look-1.json")), "no look while it trains"
+
+
+def test_a_private_count_moves_by_one_image_or_one_patient_at_most(monkeypatch):
+    totals = []
+    monkeypatch.setattr(site_samples.private, "is_private", lambda site, part: True)
+    monkeypatch.setattr(site_samples.private, "settings_of", lambda site: SimpleNamespace(max_grad_norm=2.0))
+    monkeypatch.setattr(
+        site_samples.private_steps,
+        "release_sum",
+        lambda site, total, size, noise: (totals.append(total) or torch.tensor([64.0, 62.0, 40.0]), 1.0),
+    )
+    site = site_of([0, 0, 1, 2], Target(classes=("a", "b", "c")))
+    drawn = site_samples.cell_labels(site, None)
+    assert drawn.bincount(minlength=3).tolist() == [30, 30, 0]  # 32, 31 and 20 images: 20 can be noise alone
+    [total] = totals
+    everybody = torch.arange(4)
+    assert total(everybody, None).tolist() == [4.0, 2.0, 2.0]
+    assert (total(everybody, None) - total(everybody[1:], None)).norm() == pytest.approx(2.0)
+    of_patients = total(everybody, torch.tensor([7, 7, 7, 8]))
+    assert (of_patients - total(torch.tensor([3]), torch.tensor([8]))).norm() == pytest.approx(2.0)
+    site_samples.cell_labels(site, None)
+    assert len(totals) == 1, "counted and charged once"
