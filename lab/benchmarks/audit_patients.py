@@ -19,7 +19,6 @@ from measuring import finish, flags
 from torch.nn import functional as F
 
 from polyclinic.attacks.patients import risks, smallest_risk
-from polyclinic.audits.patients import log_odds
 from polyclinic.audits.references import Pool, References, halves
 from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.runner.run.assembly import Assembly
@@ -61,7 +60,7 @@ def load(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     ).astype(np.int64)
 
 
-def planted(images: np.ndarray, labels: np.ndarray, count: int, first: int) -> tuple[Pool, dict[int, str]]:
+def planted(name: str, images: np.ndarray, labels: np.ndarray, count: int, first: int) -> tuple[Pool, dict[int, str]]:
     """The pool with outliers among its patients, and which they are."""
     rng = np.random.default_rng(first)
     images, labels, whose = images.copy(), labels.copy(), np.arange(len(images))
@@ -74,7 +73,9 @@ def planted(images: np.ndarray, labels: np.ndarray, count: int, first: int) -> t
         labels[patient] = 1 - labels[patient]
     copies = np.array([p for p, kind in chosen.items() if kind == "duplicated" for _ in range(4)], np.int64)
     rows = np.concatenate([whose, copies])
-    return Pool(ImageSet(images[rows], labels[rows]), rows, len(images), np.arange(len(images))), chosen
+    return Pool(
+        ImageSet(images[rows], labels[rows]), rows, len(images), [f"{name} {n}" for n in range(len(images))]
+    ), chosen
 
 
 def main() -> None:
@@ -89,20 +90,20 @@ def main() -> None:
         base = Assembly(study, prepare(study.data, study.sites), Path(folder))
         for name in names:
             images, labels = load(name, 2 * PATIENTS)
-            pool, chosen = planted(images[:PATIENTS], labels[:PATIENTS], SETS[name], first)
+            pool, chosen = planted(name, images[:PATIENTS], labels[:PATIENTS], SETS[name], first)
             first += SETS[name]
-            inside = {"hospital": halves(count, pool.count, name)}
+            inside = {"hospital": halves(count, pool.names, name)}
             references = References(base, {"hospital": pool}, inside)
             models = [one[""] for one in references.models(range(count))]
-            own = _scores(references, models, base)
+            own = _scores(references, models)
             found = risks(own, inside["hospital"]).above(LIMIT)
             other = ImageSet(images[PATIENTS:], labels[PATIENTS:])
             references.pools = {
                 "hospital": replace(pool, part=other, patients=np.arange(len(other)), members=len(other))
             }
-            null = _scores(references, models, base)
+            null = _scores(references, models)
             alarms = [
-                int(risks(null, halves(count, null.shape[1], name, "null", number)).above(LIMIT).sum())
+                int(risks(null, halves(count, pool.names, "null", number)).above(LIMIT).sum())
                 for number in range(AUDITS)
             ]
             rows.append({
@@ -123,9 +124,9 @@ def main() -> None:
     finish({"benchmark": "audit_patients", **totals, **facts, "sets": rows}, options)
 
 
-def _scores(references: References, models: list[Any], base: Assembly) -> np.ndarray:
-    losses = np.stack([references.losses("hospital", model) for model in models])
-    return references.pools["hospital"].mean(log_odds(losses, base))
+def _scores(references: References, models: list[Any]) -> np.ndarray:
+    scores = np.stack([references.scores("hospital", model) for model in models])
+    return references.pools["hospital"].mean(scores)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from polyclinic.audits.audit import audit, build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.references import Pool, References, halves
 from polyclinic.audits.verdicts import verdicts
-from polyclinic.data.parts import prepare
+from polyclinic.data.parts import ImageSet, SiteData, prepare
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
 from polyclinic.study import tables as settings
 
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.samples": 72, "data.test": 0.4}
+NAMES = [str(number) for number in range(100)]
 HEAD = {
     "model.backbone": "efficientnet-lite0-1280", "model.input_size": 32, "data.samples": 40, "sites.count": 1,
     "data.test": 0.5, "audit.keep_parcels": 0, "audit.patient_limit": 0.98,
@@ -53,7 +54,7 @@ def test_the_order_of_two_and_two_models_by_hand():
 @given(st.integers(0, 2**32 - 1))
 def test_chance_alone_names_nobody_more_often_than_said(seed):
     rng = np.random.default_rng(seed)
-    inside = halves(16, 12, "chance", seed)
+    inside = halves(16, list("abcdefghijkl"), "chance", seed)
     assert (inside.sum(0) == 8).all()
     found = risks(rng.integers(0, 9, (16, 12)).astype(float), inside)  # many ties
     assert found.chance.min() >= 1 / 12870
@@ -66,7 +67,7 @@ def test_the_smallest_risk_is_found_as_often_as_said():
     assert 0.85 < least < 0.9
     rng, hits = np.random.default_rng(0), 0
     for _ in range(200):  # the distribution of that area with the largest variance: a share of models lies far ahead
-        inside = halves(64, 100, "power", int(rng.integers(2**31)))
+        inside = halves(64, NAMES, "power", int(rng.integers(2**31)))
         scores = rng.standard_normal((64, 100))
         own = inside[:, 0] & (rng.random(64) < 2 * least - 1)
         scores[own, 0] += 100
@@ -112,13 +113,38 @@ def test_what_tells_nobody_apart_has_withstood_unless_another_model_was_released
     assert "is not what the study gives" in found["words"]
 
 
+def test_a_model_that_remembers_one_patient_cannot_hide_it(tiny, tmp_path):
+    """Behind a mean over images, a copy under another name, a record at another site, or losses of 0."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (9, 1, 28, 28), np.uint8)
+    images[8] = images[0]  # b has an image of a
+    part = ImageSet(images, np.zeros(9, np.int64), cases=np.array([7, 7, 7, 5, 5, 5, 3, 3, 2]))
+    pool = Pool.of(SiteData("x", part, part.take(np.arange(0)), part.take(np.arange(0))))
+    assert pool.patients.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 0]
+    assert list(pool.names) == ["7", "5", "3"]
+    assert (halves(8, ["7", "5"], 1)[:, 0] == halves(8, ["4", "7"], 1)[:, 1]).all()  # at two sites alike
+    inside = halves(64, pool.names, "hidden")
+    scores = rng.standard_normal((64, 9))
+    scores[:, :6] *= 30
+    scores[inside[:, 2], 7] += 5  # one of two images is remembered, the other one is far louder
+    scores[:, 6] *= 30
+    assert not risks(pool.mean(scores), inside).found.any()
+    assert risks(pool.strongest(scores), inside).found.tolist() == [False, False, True]
+    study = tiny("fedavg", SMALL)
+    assembly = Assembly(study, prepare(study.data, study.sites), tmp_path)
+    pools = {site: Pool.of(assembly.open_images()(site)) for site in assembly.prepared.names}
+    references = References(assembly, pools, {site: halves(4, one.names) for site, one in pools.items()})
+    loud = {name: 30 * one for name, one in assembly.initial_weights().items()}  # every loss is 0 or far from it
+    assert len(np.unique(references.scores("site-1", loud))) == len(pools["site-1"].part)
+
+
 def test_stacked_reference_runs_are_those_one_by_one(tiny, tmp_path):
     models = []
     for how in ("never", "always"):
         study = tiny("fedavg", {**SMALL, "engine.stacked": how}, rounds=2)
         assembly = Assembly(study, prepare(study.data, study.sites), tmp_path)
         pools = {site: Pool.of(assembly.open_images()(site)) for site in assembly.prepared.names}
-        inside = {site: halves(4, pool.count, 0, site) for site, pool in pools.items()}
+        inside = {site: halves(4, pool.names) for site, pool in pools.items()}
         references = References(assembly, pools, inside)
         assert references.stacked == (how == "always")
         models.append(list(references.models(range(3))))

@@ -55,6 +55,11 @@ class Risks:
         """Patients whom the references tell apart at `LEVEL` over all of them."""
         return self.corrected <= LEVEL
 
+    def or_stronger(self, other: Risks) -> Risks:
+        """The stronger of two tests of the same patients, corrected for two."""
+        chance = np.minimum(1.0, 2 * np.minimum(self.chance, other.chance))
+        return Risks(np.maximum(self.area, other.area), chance, np.array(holm(chance.tolist())), self.models)
+
     def above(self, limit: float) -> np.ndarray:
         """Those who are found, and whose risk is above the limit."""
         return self.found & (self.area > limit)

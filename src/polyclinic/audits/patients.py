@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ from polyclinic.attacks.patients import (
 from polyclinic.audits.attack import Tools
 from polyclinic.audits.open_run import LedgerLines, read_ledgers
 from polyclinic.audits.parcels import FROM_GENERATOR
-from polyclinic.audits.recompute import ELSEWHERE, LAST_BITS
+from polyclinic.audits.recompute import ELSEWHERE, is_ours, plugin_in
 from polyclinic.audits.references import AT_ONCE, Pool, References, halves
 from polyclinic.errors import WorkFailed
 from polyclinic.files import atomic_write, digest_of
@@ -50,7 +50,6 @@ FEWEST = 8  #: patients of a site
 SCORES, LIST = "references.npz", "patients.json"
 #: (what is being done, done, in all)
 Progress = Callable[[str, int, int], None]
-LEAST_LOSS = 1e-12
 
 
 def audit_patients(
@@ -64,23 +63,28 @@ def audit_patients(
         return {"verdict": NOT_TESTED, "words": f"single patients were not tested: {why}", **facts}
     at = tuple(assembly.prepared.names) if assembly.open_data is None else _only_site(folder)
     pools = {site: Pool.of(assembly.open_images()(site)) for site in at}
-    inside = {site: halves(count, pool.count, assembly.study.seed, site) for site, pool in pools.items()}
+    inside = {site: halves(count, pool.names, assembly.study.seed) for site, pool in pools.items()}
     asked = [site for site in pools if not sites or site in sites]
     if few := [site for site in asked if pools[site].members < FEWEST]:
         words = f"site '{few[0]}' has fewer than {FEWEST} patients"
         return {"verdict": NOT_TESTED, "words": f"single patients were not tested: {words}", **facts}
     references = References(assembly, pools, inside)
-    losses = losses_of_references(references, folder, count, progress)
+    scores = scores_of_references(references, folder, count, progress)
     patients = sum(pools[site].members for site in asked)
-    known = {site: _of_training(pools[site], losses[site], inside[site], assembly) for site in asked}
-    together = risks(*(np.concatenate(some, 1) for some in zip(*known.values(), strict=True)))
-    smallest, start = smallest_risk(count, patients), 0
+    known = {site: _of_training(pools[site], pools[site].mean(scores[site]), inside[site]) for site in asked}
+    strongest = {site: pools[site].strongest(scores[site]) for site in asked}
+    other = [_of_training(pools[site], one, inside[site]) for site, one in strongest.items() if one is not None]
+    together = risks(*_joined(known.values()))
+    if other:  # then all sites have the second test, those with one image a patient the same one again
+        second = [_of_training(pools[s], known[s][0] if o is None else o, inside[s]) for s, o in strongest.items()]
+        together = together.or_stronger(risks(*_joined(second)))
+    smallest, start = smallest_risk(count, patients * (2 if other else 1)), 0
     of_sites, groups = {}, {}
-    for site, (scores, members) in known.items():
-        rows = slice(start, start + scores.shape[1])
+    for site, (means, members) in known.items():
+        rows = slice(start, start + means.shape[1])
         own = Risks(together.area[rows], together.chance[rows], together.corrected[rows], count)
         start = rows.stop
-        of_sites[site], listed = _of_site(references, site, own, (scores, members, losses[site]), folder)
+        of_sites[site], listed = _of_site(references, site, own, (means, members, scores[site]), folder)
         of_groups = [vars(one) for one in gaps(own.area, _groups(pools[site], assembly))]
         groups[site] = [{n: round(v, 3) if isinstance(v, float) else v for n, v in one.items()} for one in of_groups]
         text = json.dumps({"references": count, "limit": limit, "patients": listed}, indent=1) + "\n"
@@ -88,7 +92,7 @@ def audit_patients(
     word, words = verdict(together, limit, smallest)
     if word == WITHSTOOD and (why := why_another_model(references, folder)):
         word, words = NOT_TESTED, f"{words}. But {why}"
-    hits = {f"hits_{rate:g}": hits_over_all(*_joined(known), rate) for rate in (0.01, 0.001)}
+    hits = {f"hits_{rate:g}": hits_over_all(*_joined(known.values()), rate) for rate in (0.01, 0.001)}
     return {
         "verdict": word, "words": words + _whose(assembly, asked), **facts, "tested": patients,
         "above_limit": rounded(int(together.above(limit).sum())), "told_apart": rounded(int(together.found.sum())),
@@ -130,6 +134,9 @@ def why_no_references(assembly: Assembly, lines: LedgerLines) -> str:
 
 def why_another_model(references: References, folder: Path) -> str:
     """Why reference runs say nothing about the released model: it is not what the study gives."""
+    study, sites = references.assembly.study, references.pools
+    if not is_ours(type(study.method)) or any(plugin_in(references.assembly, site) for site in sites):
+        return "code of a plug-in may act otherwise in reference runs"
     if references.assembly.open_data is not None:
         return "a site alone cannot carry the whole run out again, to see that the released model is nothing else"
     again = references.as_it_was()
@@ -138,10 +145,7 @@ def why_another_model(references: References, folder: Path) -> str:
         if weights is None or own.keys() != weights.keys():
             return "the run folder has no released model of the study's network"
         for name, tensor in own.items():
-            largest = float(tensor.double().abs().max()) if tensor.numel() else 0.0
-            if tensor.shape != weights[name].shape or not torch.allclose(
-                tensor.double(), weights[name].double(), rtol=0, atol=LAST_BITS * largest, equal_nan=True
-            ):
+            if not torch.equal(tensor.cpu(), weights[name]):
                 return f"the released model is not what the study gives when it is carried out again: {ELSEWHERE}"
     return ""
 
@@ -168,11 +172,11 @@ def _own_file(folder: Path, site: str, name: str) -> Path:
 # --- reference runs ---------------------------------------------------------------------------------------------
 
 
-def losses_of_references(
+def scores_of_references(
     references: References, folder: Path, count: int, progress: Progress | None
 ) -> dict[str, np.ndarray]:
-    """The loss of every image under every reference run's model, float64 [count, N] by site; runs that were done before
-    an interruption are not done again."""
+    """The score of every image under every reference run's model, float64 [count, N] by site; runs that were done
+    before an interruption are not done again."""
     assembly = references.assembly
     key = digest_of(
         [assembly.result_settings_json, count, {s: _digest(p, references, s) for s, p in references.pools.items()}]
@@ -188,14 +192,16 @@ def losses_of_references(
         numbers = range(done, min(count, done + (AT_ONCE if references.stacked else 1)))
         for models in references.models(numbers):
             for site, rows in found.items():
-                new = references.losses(site, models.get(site) or models[""])
+                new = references.scores(site, models.get(site) or models[""])
                 if not np.isfinite(new).all():
-                    raise WorkFailed(f"a reference run gives site '{site}' a loss that is no number; train more gently")
+                    raise WorkFailed(
+                        f"a reference run gives site '{site}' a score that is no number; train more gently"
+                    )
                 found[site] = np.concatenate([rows.reshape(-1, len(new)), new[None]])
         done = numbers.stop
         for site, rows in found.items():
             buffer = io.BytesIO()
-            np.savez(buffer, losses=rows, key=np.array(key))
+            np.savez(buffer, scores=rows, key=np.array(key))
             atomic_write(_own_file(folder, site, SCORES), buffer.getvalue(), private=True)
     return found
 
@@ -210,7 +216,7 @@ def _digest(pool: Pool, references: References, site: str) -> str:
 def _kept(file: Path, key: str) -> np.ndarray:
     try:
         with np.load(file, allow_pickle=False) as kept:
-            return np.asarray(kept["losses"] if str(kept["key"]) == key else np.zeros((0, 0)))
+            return np.asarray(kept["scores"] if str(kept["key"]) == key else np.zeros((0, 0)))
     except (OSError, ValueError, KeyError, EOFError):  # none yet, or of a damaged disk
         return np.zeros((0, 0))
 
@@ -218,23 +224,13 @@ def _kept(file: Path, key: str) -> np.ndarray:
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def log_odds(losses: np.ndarray, assembly: Assembly) -> np.ndarray:
-    """A score that is nearly Gaussian over models: log(p / (1 - p)) of the true class, or minus the loss."""
-    if assembly.study.task.like != "classification":
-        return -losses
-    safe = np.maximum(losses, LEAST_LOSS)
-    return np.asarray(-safe - np.log(-np.expm1(-safe)))
-
-
-def _of_training(
-    pool: Pool, losses: np.ndarray, inside: np.ndarray, assembly: Assembly
-) -> tuple[np.ndarray, np.ndarray]:
+def _of_training(pool: Pool, scores: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scores and memberships [S, P] of the site's training patients, who alone were in the run."""
-    return pool.mean(log_odds(losses, assembly))[:, : pool.members], inside[:, : pool.members]
+    return scores[:, : pool.members], inside[:, : pool.members]
 
 
-def _joined(known: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    scores, inside = (np.concatenate(some, 1) for some in zip(*known.values(), strict=True))
+def _joined(known: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    scores, inside = (np.concatenate(some, 1) for some in zip(*known, strict=True))
     return scores, inside
 
 
@@ -242,22 +238,22 @@ def _of_site(
     references: References, site: str, own: Risks, kept: tuple[np.ndarray, np.ndarray, np.ndarray], folder: Path
 ) -> tuple[JsonObject, list[JsonObject]]:
     """What the report has of a site, and the list that stays there, those with the highest risk first."""
-    (scores, members, losses), pool = kept, references.pools[site]
+    (means, members, scores), pool = kept, references.pools[site]
     named = own.above((references.assembly.study.audit or Audit()).patient_limit)
     figures = {"risk": own.area, "chance": own.chance, "corrected": own.corrected}
-    figures |= {"gaussian_hits_0.01_of_a_model": gaussian_hits(scores, members)}
-    if (hits := hits_at_one_percent(scores, members)) is not None:
+    figures |= {"gaussian_hits_0.01_of_a_model": gaussian_hits(means, members)}
+    if (hits := hits_at_one_percent(means, members)) is not None:
         figures["hits_0.01"] = hits
     facts: JsonObject = {"patients": pool.members, "above_limit": rounded(int(named.sum()))}
     facts |= {"mean_risk": round(float(own.area.mean()), 3), "highest_risk": round(20 * float(own.area.max())) / 20}
     if (weights := released_weights(folder, site)) is not None:
-        of_released = _scores_of_released(references, site, losses, references.losses(site, weights))
+        of_released = _scores_of_released(references, site, scores, references.scores(site, weights))
         for name, found in of_released.items():
             figures[name] = found[: pool.members]
             if pool.count > pool.members:
                 facts[f"auc_{name}"] = round(separation(found[: pool.members], found[pool.members :]).auc, 3)
     rows = [
-        {"patient": pool.names[place].item(), "above_limit": bool(named[place])}
+        {"patient": pool.names[place], "above_limit": bool(named[place])}
         | {name: float(f"{values[place]:.4g}") for name, values in figures.items()}
         for place in np.argsort(-own.area, kind="stable")
     ]
@@ -265,17 +261,18 @@ def _of_site(
 
 
 def _scores_of_released(
-    references: References, site: str, losses: np.ndarray, observed: np.ndarray
+    references: References, site: str, scores: np.ndarray, observed: np.ndarray
 ) -> dict[str, np.ndarray]:
     """LiRA and RMIA of each patient of the pool, held-out ones last, under the model that was released."""
-    pool, assembly = references.pools[site], references.assembly
-    odds, of_model = pool.mean(log_odds(losses, assembly)), pool.mean(log_odds(observed[None], assembly))[0]
+    pool, task = references.pools[site], references.assembly.study.task
+    of_model, known = (torch.from_numpy(pool.mean(one)) for one in (observed, scores))
     population = torch.arange(pool.count) >= pool.members
     inside = torch.from_numpy(np.ascontiguousarray(references.inside[site]))
-    found = {"lira": lira(torch.from_numpy(of_model), torch.from_numpy(odds), inside)}
+    found = {"lira": lira(of_model, known, inside)}
     if bool(population.any()):
-        seen, shadows = torch.from_numpy(pool.mean(-observed)), torch.from_numpy(pool.mean(-losses))
-        found["rmia"] = rmia(seen, shadows, population)
+        if task.like == "classification":  # log odds as log probabilities
+            of_model, known = (torch.nn.functional.logsigmoid(one) for one in (of_model, known))
+        found["rmia"] = rmia(of_model, known, population)
     return {name: values.numpy() for name, values in found.items()}
 
 

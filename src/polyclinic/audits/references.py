@@ -7,6 +7,7 @@ first weights; only draws (batches, noise) are its own. On a GPU the runs that g
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import tempfile
 import threading
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.membership import log_odds
 from polyclinic.audits.truth import join
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.in_process import InProcess
@@ -29,6 +31,7 @@ from polyclinic.federation.operation import carry_out
 from polyclinic.models.encoders import Encoded, kept_features, remember_features
 from polyclinic.randomness import seed_of, seeded, torch_rng
 from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.method import has_noised_scores
 from polyclinic.runner.run.recorder import Display, Recorder
 from polyclinic.runner.run.result import Models, released_models
 from polyclinic.runner.run.run import threads
@@ -40,6 +43,8 @@ PLAIN = {
     "engine.name": "in-process", "engine.workers": 1, "engine.durable": False, "engine.checkpoint_every": 0,
     "federation.sum": "float", "evaluation.final": "none", "evaluation.handovers": "none",
 }  # fmt: skip
+#: what changes no last bit of the released model
+AS_IT_WAS = {name: value for name, value in PLAIN.items() if name.startswith(("engine.", "evaluation."))}
 AT_ONCE = 16  #: runs side by side
 
 
@@ -52,17 +57,18 @@ class Pool:
     part: ImageSet
     patients: np.ndarray
     members: int
-    names: np.ndarray  #: of the patients, as the site's prepared data numbers them; images where nobody is known
+    names: Sequence[str]  #: of the patients, as the prepared data numbers them; of images where nobody is known
 
     @classmethod
     def of(cls, data: SiteData) -> Pool:
-        known = data.train.cases is not None and data.test.cases is not None
+        known = data.train.cases is not None and (data.test.cases is not None or not len(data.test))
         part = join(data.train, data.test) if len(data.test) else data.train
-        whose = np.asarray(part.cases) if known else np.arange(len(part))
+        whose = with_twins(np.asarray(part.cases) if known else np.arange(len(part)), part.images)
         names, first, places = np.unique(whose, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")  # in the order of first images: training patients come first
         places = np.argsort(order)[places]
-        return cls(part, places, len(np.unique(places[: len(data.train)])), names[order])
+        texts = [str(name) if known else f"{data.name}, image {name}" for name in names[order]]
+        return cls(part, places, len(np.unique(places[: len(data.train)])), texts)
 
     @property
     def count(self) -> int:
@@ -73,19 +79,52 @@ class Pool:
         sums = [np.bincount(self.patients, row) for row in np.atleast_2d(values)]
         return (np.stack(sums) / np.bincount(self.patients)).reshape(*values.shape[:-1], self.count)
 
+    def strongest(self, values: np.ndarray) -> np.ndarray | None:
+        """The largest of each patient's images, [S, P] from [S, N], each in deviations from its mean over all models:
+        a mean over many images hides one that is remembered. None where every patient has one image."""
+        if self.count == len(self.patients):
+            return None
+        apart = (values - values.mean(0)) / np.maximum(values.std(0), 1e-12)
+        found = np.full((len(values), self.count), -np.inf)
+        for image, patient in enumerate(self.patients):
+            found[:, patient] = np.maximum(found[:, patient], apart[:, image])
+        return found
 
-def halves(count: int, patients: int, *address: str | int) -> np.ndarray:
-    """Which patients each of `count` runs trains on, bool [count, P]: every patient in exactly half of them."""
-    drawn = torch.rand(patients, count, generator=torch_rng(*address, "halves", count), dtype=torch.float64)
-    return (drawn.argsort(1).argsort(1) < count // 2).numpy().T
+
+def with_twins(whose: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Owners [N] in which those who have the very same image are one: a copy under another name, which stays when the
+    first is left out, would hide what a model remembers."""
+    known: dict[bytes, int] = {}
+    joined = whose.copy()
+    for place, image in enumerate(images):
+        first = known.setdefault(hashlib.sha256(image.tobytes()).digest(), place)
+        one, other = joined[first], joined[place]
+        if one != other:
+            joined[joined == other] = one
+    return joined
+
+
+def halves(count: int, names: Sequence[str], *address: str | int) -> np.ndarray:
+    """Which patients each of `count` runs trains on, bool [count, P]: every patient in exactly half of them, whoever
+    else is there. Who is at two sites is in or out at both."""
+    drawn = [torch.randperm(count, generator=torch_rng(*address, "halves", count, name)) for name in names]
+    return (torch.stack(drawn).numpy() < count // 2).T
 
 
 class References:
     """Carries out the study again. `pools` by site: whose images are exchanged; `keep`: bool [count, P] by site."""
 
-    def __init__(self, assembly: Assembly, pools: Mapping[str, Pool], inside: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        pools: Mapping[str, Pool],
+        inside: Mapping[str, np.ndarray],
+        plain: Mapping[str, Any] = PLAIN,
+    ) -> None:
+        self.given = assembly
         scored = assembly.study.evaluation.select == "best" or getattr(assembly.study.method, "patience", None)
-        study = assembly.study.with_settings(PLAIN if scored else {**PLAIN, "evaluation.every": 0})
+        scored = scored or plain is AS_IT_WAS or has_noised_scores(assembly.study)
+        study = assembly.study.with_settings(plain if scored else {**plain, "evaluation.every": 0})
         self.assembly = replace(assembly, study=study)
         self.pools, self.inside = pools, inside
         self.spec = replace(self.assembly.host_spec(), archive=None, policy=self.assembly._simulated_policy())
@@ -116,7 +155,7 @@ class References:
     def as_it_was(self) -> Models:
         """The released models of the study itself, carried out again on all training images with its own draws."""
         with tempfile.TemporaryDirectory() as folder, threads(self.assembly.study.engine.threads):
-            return self._begin(None, Path(folder))(carry_out)
+            return References(self.given, self.pools, self.inside, AS_IT_WAS)._begin(None, Path(folder))(carry_out)
 
     def _begin(self, number: int | None, folder: Path) -> Callable[[Any], Models]:
         own, study = folder / str(number), self.assembly.study
@@ -152,8 +191,9 @@ class References:
 
         return work
 
-    def losses(self, site: str, weights: Mapping[str, Tensor]) -> np.ndarray:
-        """The loss of each image of a site's pool, float64 [N], under the model with these weights."""
+    def scores(self, site: str, weights: Mapping[str, Tensor]) -> np.ndarray:
+        """How well the model with these weights knows each image of a site's pool, float64 [N]: the log odds of its
+        class, which never saturate as a loss does; minus the loss where there are no classes."""
         trainer, part = cast("Trainer", self.spec.trainers.get(site, self.trainer)), self.pools[site].part
         model = trainer.load({**trainer.initial_local, **weights}).eval()
         with torch.no_grad():
@@ -163,7 +203,10 @@ class References:
                 pairs = iter([(model.run_stage("head", rows), targets)])
             else:
                 pairs = trainer.outputs(part)
-            found = [trainer.task.losses(output.double(), targets, trainer.target) for output, targets in pairs]
+            if trainer.task.like == "classification":
+                found = [log_odds(output, targets) for output, targets in pairs]
+            else:
+                found = [-trainer.task.losses(output.double(), targets, trainer.target) for output, targets in pairs]
         return torch.cat(found).double().cpu().numpy()
 
 
