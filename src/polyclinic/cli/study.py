@@ -176,10 +176,8 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     more = [*left_out(study), *data_hints(study.data, study.sites)] if images else []
     found = [*check_files(study), *looked_at, *more]
     sites = len(study.sites.site_names()) or "as many as the data has"
-    fine = (
-        f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "
-        f"sites: {sites}, rounds: {study.method.rounds}"
-    )
+    what = f"{study.method.name} for {study.task.name} on {study.data.source}"
+    fine = f"{path}: fine. {what}, sites: {sites}, rounds: {study.method.rounds}"
     if study.data.source == "at-sites":
         from polyclinic.deployment.kits import foreseen_refusals
 

@@ -85,9 +85,9 @@ def invite(
     """Make the kits of server and admin, and the invitation. A deployment that is there already keeps its keys and its
     address, and invites these sites."""
     kits.check_names(names)
+    asked: dict[str, Any] = {"sites": names, "dataset": dataset, "version": __version__}
     if (folder / INVITATION).exists():
-        before = confirmation.read(folder / INVITATION, Invitation)
-        made = before.model_copy(update={"sites": names, "dataset": dataset, "version": __version__})
+        made = confirmation.read(folder / INVITATION, Invitation).model_copy(update=asked)
     else:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = kits.provision_coordinator(folder, server, port)
@@ -96,9 +96,7 @@ def invite(
         key = signing_public_key(signing).hex()
         coordinator = {"server": server, "port": port, "authority": authority, "signing": key}
         try:
-            made = Invitation(
-                coordinator=coordinator, sites=names, dataset=dataset, version=__version__, rehearsal=rehearsal
-            )
+            made = Invitation(coordinator=coordinator, rehearsal=rehearsal, **asked)
         except ValueError:
             shutil.rmtree(folder)
             raise BadInput(f"--server {server}, data.dataset {dataset}: use letters, digits, '-' and '_'") from None

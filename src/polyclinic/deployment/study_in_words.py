@@ -35,6 +35,7 @@ from polyclinic.runner.run.method import more_operations
 from polyclinic.study import Study, parse_study
 from polyclinic.study.policy_check import Counts, Refusal, refused_by
 
+ASK_FOR_FILE = f"Ask where the file is from, and put it into {TRUSTED_WEIGHTS} of your kit if you trust it."
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
 COVERED = {
     "classifier": ("weights", "gradients"),
@@ -195,10 +196,8 @@ class Asked:
         known = trusted_file(self.kit / TRUSTED_WEIGHTS, model.weights_sha256)
         if known is not None:
             return [f"{name} with the SHA-256 {model.weights_sha256}: your site has it as {known.name} and compares."]
-        return [
-            f"{name} with the SHA-256 {model.weights_sha256}, which your site does not have: what comes first is taken "
-            f"as it is. Ask where the file is from, and put it into {TRUSTED_WEIGHTS} of your kit if you trust it."
-        ]
+        unknown = "which your site does not have: what comes first is taken as it is"
+        return [f"{name} with the SHA-256 {model.weights_sha256}, {unknown}. {ASK_FOR_FILE}"]
 
     def second_model(self) -> list[str]:
         """The model that the first one is compared with, if there is one."""
@@ -209,10 +208,7 @@ class Asked:
         known = trusted_tensors(self.kit / TRUSTED_WEIGHTS, method.against_digest)
         if known is not None:
             return [f"{name}: your site has it as {known.name}."]
-        return [
-            f"{name}, which your site does not have. Ask where it is from, and put it into {TRUSTED_WEIGHTS} of your "
-            "kit if you trust it."
-        ]
+        return [f"{name}, which your site does not have. {ASK_FOR_FILE}"]
 
     @property
     def _site_file(self) -> Path:

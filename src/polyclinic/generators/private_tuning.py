@@ -72,9 +72,7 @@ class PrivateTuning(Settings):
         None, ge=1, description="steps without a better Fréchet distance that end phase 1; if not given, most_steps / 5"
     )
     most_steps: int | None = Field(None, ge=1, description="most steps of phase 1; generator.steps if not given")
-    most_tuning_steps: int | None = Field(
-        None, ge=1, description="most steps of phase 2; a tenth of most_steps if not given"
-    )
+    most_tuning_steps: int | None = Field(None, ge=1, description="most steps of phase 2; most_steps / 10 if not given")
     growth: float = Field(2.5, ge=1, description="phase 2 ends at so many times the Fréchet distance of phase 1")
     check_every: int | None = Field(
         None,

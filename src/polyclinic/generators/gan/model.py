@@ -169,12 +169,9 @@ class StackedGAN(GANNetworks):
     """The networks of M GANs."""
 
     def __init__(self, members: Sequence[nn.ModuleDict], *, as_products: bool = False) -> None:
-        super().__init__(
-            {
-                part: StackedNetworks([networks[part] for networks in members], as_products=as_products)
-                for part in ("generator", "average", "discriminator")
-            }
-        )
+        parts = ("generator", "average", "discriminator")
+        how = {"as_products": as_products}
+        super().__init__({part: StackedNetworks([one[part] for one in members], **how) for part in parts})
 
     def state(self, member: int) -> dict[str, Tensor]:
         """What `GANModel.load` of one GAN takes."""
@@ -264,10 +261,8 @@ class GANSteps:
     def __init__(self, learners: Sequence[Learner]) -> None:
         first = learners[0].model
         graphed = steps_are_recorded(list(first.networks.parameters())) and not first.settings.separates_classes
-        self.drawn = [
-            StepDraws(one.model, RealBatches(one.model, one.images, one.labels, one.rng, one.replayed), one.rng)
-            for one in learners
-        ]
+        batches = [RealBatches(one.model, one.images, one.labels, one.rng, one.replayed) for one in learners]
+        self.drawn = [StepDraws(one.model, some, one.rng) for one, some in zip(learners, batches, strict=True)]
         self.networks = networks_of([one.model for one in learners])
         capturable = graphed and first.device.type == "cuda"
         how: dict[str, Any] = {"device": first.device, "precision": first.precision, "capturable": capturable}

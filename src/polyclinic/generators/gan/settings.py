@@ -69,9 +69,7 @@ class GAN(AdversarialGenerator):
     balance: bool = Field(False, description="draw real batches with as many images of each class a site has")
     norm: Literal["batch", "group"] = Field("batch", description="normalisation in the generator")
     discriminator_norm: DiscriminatorNorm = Field("none", description="spectral, group or none")
-    spread: bool = Field(
-        False, description="tell the discriminator how far a batch's images differ (convolutions only)"
-    )
+    spread: bool = Field(False, description="tell the discriminator how far a batch's images differ (for convolutions)")
     augment: bool = Field(False, description="differentiable augmentation of what the discriminator sees")
     average: float = Field(0.999, ge=0, lt=1, description="samples come from this moving average of the generator")
     width: int = Field(24, ge=1, description="channels of the widest feature map; deeper ones have up to 8 times it")

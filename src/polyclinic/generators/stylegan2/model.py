@@ -60,9 +60,7 @@ class StyleGAN2(AdversarialGenerator):
     gamma: float | None = Field(None, ge=0, description="weight of R1; 0.0002 · side² / batch size if not given")
     path_weight: float = Field(2.0, ge=0, description="weight of path-length regularisation; 0 for none")
     style_mixing: float = Field(0.9, ge=0, le=1, description="share of steps in which images have two styles")
-    ada_target: float = Field(
-        0.6, ge=0, lt=1, description="how sure the discriminator should be of real images; 0: no ADA"
-    )
+    ada_target: float = Field(0.6, ge=0, lt=1, description="how sure the discriminator may be of real images; 0: off")
     ada_images: int = Field(500_000, ge=1, description="images seen while the share of augmentation grows from 0 to 1")
     average_images: float = Field(10_000, gt=0, description="half-life of the averaged generator, in images")
     truncation: float = Field(1.0, ge=0, le=1, description="samples are moved so far from the mean style; 1 as drawn")

@@ -33,10 +33,8 @@ def summarise(planned: list[Entry], baseline: str) -> JsonObject:
         mine = [row for row in rows if row["method"] == method]
         named = [name for name, value in mine[0].items() if not isinstance(value, str) and name not in ("seed", "fold")]
         values = {name: [row[name] for row in mine if name in row] for name in named}
-        methods[method] = {
-            name: {"mean": fmean(some), "std": stdev(some) if len(some) > 1 else 0.0, "n": len(some)}
-            for name, some in values.items()
-        }
+        spreads = {name: stdev(some) if len(some) > 1 else 0.0 for name, some in values.items()}
+        methods[method] = {n: {"mean": fmean(v), "std": spreads[n], "n": len(v)} for n, v in values.items()}
     folds = max(entry.fold or 0 for entry in planned) or None
     tests = statistics_of(rows, baseline, folds)
     guessed = next((e.result["without_images"] for e in planned if e.result and "without_images" in e.result), None)

@@ -44,14 +44,10 @@ class Trial:
     def values(self, failed: Mapping[Path, str]) -> JsonObject:
         """What `tuning.json` says of it: the mean score and loss over its runs, or how it failed."""
         facts: JsonObject = {"method": self.method, "settings": self.settings}
+        folds = [{"fold": run.fold} if run.fold else {} for run in self.runs]
         facts["runs"] = [
-            {
-                "seed": run.seed,
-                **({"fold": run.fold} if run.fold else {}),
-                "folder": run.folder.name,
-                **_validation(run),
-            }
-            for run in self.runs
+            {"seed": run.seed, **fold, "folder": run.folder.name, **_validation(run)}
+            for run, fold in zip(self.runs, folds, strict=True)
         ]
         found = [run for run in facts["runs"] if "score" in run]
         if len(found) == len(self.runs):
@@ -126,9 +122,7 @@ def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: in
     if folds and study.data.tuning_fold is not None:
         raise BadInput(f"data.tuning_fold: --folds {folds} sets the fold of every run; leave out one of the two")
     if study.data.validation == 0 and not folds:
-        raise BadInput(
-            "data.validation: a search needs validation images; set it to 0.15, for example, or use --folds 5"
-        )
+        raise BadInput("data.validation: a search needs validation images; set it to 0.15, say, or use --folds 5")
     for name, values in over.items():
         method, colon, path = name.rpartition(":")
         if colon and method not in methods:

@@ -127,14 +127,12 @@ def _of_classes(logits: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Ca
     flawless = bool((logits.argmax(1) == labels).all())
     temperature = 1.0 if flawless else _rounded(statistics.fit_temperature(logits, labels))
     probabilities = statistics.apply_temperature(logits, temperature)
-    sets = {
-        share: statistics.ConformalSets.fit(probabilities[first], labels[first], coverage=share) for share in COVERAGES
-    }
+    fit, said = statistics.ConformalSets.fit, (probabilities[first], labels[first])
+    sets = {share: fit(*said, coverage=share) for share in COVERAGES}
     thresholds: dict[float, float] = {}
     if probabilities.shape[1] == 2 == len(np.unique(labels)):  # of two classes that are both there
-        points = {
-            share: statistics.sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES
-        }
+        ill = probabilities[:, 1]
+        points = {share: statistics.sensitivity_at_specificity(ill, labels, share) for share in SPECIFICITIES}
         thresholds = {share: point.threshold for share, point in points.items()}
     quantiles = _finite({share: fit.quantile for share, fit in sets.items()})
     fitted = {"quantiles": quantiles, "thresholds": _finite(thresholds)}

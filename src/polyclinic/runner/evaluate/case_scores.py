@@ -140,9 +140,8 @@ def _cases_of(trainer: Trainer, part: ImageSet, names: np.ndarray, info: dict[st
     """What a model says about the images of one site's part; the caller says which site that is."""
     task, target = trainer.task, trainer.target
     columns, column_names = _columns(part, info.get("columns", []))
-    common = Cases(
-        task.like, names, np.empty(0, np.int64), part.labels, part.cases, columns=columns, column_names=column_names
-    )
+    none = np.empty(0, np.int64)
+    common = Cases(task.like, names, none, part.labels, part.cases, columns=columns, column_names=column_names)
     if task.dense:
         return _masks_of(trainer, part, common)
     outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)])
@@ -182,9 +181,8 @@ def _volumes_of(trainer: VolumeTrainer, part: ImageSet, common: Cases) -> Cases:
         millilitres.append(both.sum((2, 3, 4)).numpy() * (np.prod(volume.spacing) / CUBIC_MM))
         numbers = (found * torch.arange(1, len(found) + 1)[:, None, None, None]).amax(0).to(torch.uint8).numpy()
         masks.append(planes_of(numbers, volume.mask, volume.spacing))
-        areas.append(
-            [int(((numbers > 0) & (volume.mask > 0)).sum()), int((numbers > 0).sum()), int((volume.mask > 0).sum())]
-        )
+        said, true = numbers > 0, volume.mask > 0
+        areas.append([int(one.sum()) for one in (said & true, said, true)])
     names = np.array([name for name, _ in target.structures])
     known = replace(common, areas=np.array(areas), scores=np.stack(scores), structures=names)
     known = replace(known, millilitres=np.stack(millilitres))

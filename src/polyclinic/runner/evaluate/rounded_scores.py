@@ -45,11 +45,8 @@ def rounding_intervals(task: Task, target: Target, sites: Mapping[str, Sums]) ->
         for name, ends in known.items()
         if ends
     }
-    tables = {
-        "pooled": _plain(pooled),
-        "mean": _plain(mean),
-        "per_site": {s: _plain(own) for s, own in per_site.items()},
-    }
+    of_sites = {site: _plain(own) for site, own in per_site.items()}
+    tables = {"pooled": _plain(pooled), "mean": _plain(mean), "per_site": of_sites}
     return tables if pooled else {}
 
 

@@ -192,9 +192,7 @@ def check_agreement(ours: Predict, theirs: Predict, images: np.ndarray, what: st
 
 def _largest(a: np.ndarray, b: np.ndarray) -> float:
     if a.shape != b.shape:
-        raise WorkFailed(
-            f"the exported model gives {a.shape} where the released one gives {b.shape}; try another format"
-        )
+        raise WorkFailed(f"the exported model gives {a.shape}, and the released one {b.shape}; try another format")
     return float(np.abs(a.astype(np.float64) - b).max())
 
 

@@ -58,9 +58,7 @@ class Card(Settings):
     """What a model file says about itself."""
 
     format: int = RUN_FORMAT
-    backbones: dict[str, str] = Field(
-        min_length=1, description="the network of each site; one for all sites stands under ''"
-    )
+    backbones: dict[str, str] = Field(min_length=1, description="the network of each site; one for all stands under ''")
     arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
     plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")

@@ -242,9 +242,8 @@ def load_predictor(path: Path, **chosen: Unpack[Chosen]) -> Predictor:
             model_file.load_plugins(card, file, plugins)
         names = _names(list(card.backbones), file, chosen.get("site"), chosen.get("ensemble", False))
         networks = [model_file.built_model(card, name, tensors, file) for name in names]
-        refuse_changed(
-            card.installed | card.networks, model_file.looked_up_names(card.task["name"], card.backbones), file
-        )
+        looked_up = model_file.looked_up_names(card.task["name"], card.backbones)
+        refuse_changed(card.installed | card.networks, looked_up, file)
         task = card.built_task()
     fitted = [card.calibrations.get(name) for name in names]
     temperatures = [(one and one.temperature) or 1.0 for one in fitted]
@@ -284,9 +283,8 @@ def predict(
         warnings.warn(f"{file}: {reason}; skipped", Notice, stacklevel=2)
 
     wanted: Any = {"coverage": coverage, "specificity": specificity, "slices": slices}
-    found = list(
-        load_predictor(Path(model), **chosen).predict(map(Path, images), **wanted, on_bad_file=None if strict else skip)
-    )
+    predictor = load_predictor(Path(model), **chosen)
+    found = list(predictor.predict(map(Path, images), **wanted, on_bad_file=None if strict else skip))
     if said := other_kind(found):
         warnings.warn(said, Notice, stacklevel=2)
     return found

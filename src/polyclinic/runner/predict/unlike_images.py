@@ -61,8 +61,6 @@ def looks_of(sets: Iterable[np.ndarray]) -> Looks | None:
     if len(found) < LEAST_IMAGES:
         return None
     # whole numbers: the last bits differ between machines, and tell about single images
-    ranges = {
-        name: (math.floor(min(one[name] for one in found)), math.ceil(max(one[name] for one in found)))
-        for name in found[0]
-    }
+    columns = {name: [one[name] for one in found] for name in found[0]}
+    ranges = {name: (math.floor(min(some)), math.ceil(max(some))) for name, some in columns.items()}
     return Looks(images=len(found), **ranges)

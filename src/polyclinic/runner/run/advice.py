@@ -224,9 +224,8 @@ def poor_replay(found: Mapping[str, float]) -> str | None:
         return None
     words = [*([f"come back at {psnr:.1f} dB"] if psnr is not None else [])]
     words += [f"use {max(used):.0%} of the codes"] if used else []
-    return (
-        f"replayed images {' and '.join(words)}, which is poor; raise generator.epochs, or lower generator.batch_size"
-    )
+    cure = "raise generator.epochs, or lower generator.batch_size"
+    return f"replayed images {' and '.join(words)}, which is poor; {cure}"
 
 
 def no_help(task: Task, diets: Mapping[str, Mapping[str, Any]]) -> str | None:

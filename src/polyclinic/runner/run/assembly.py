@@ -238,10 +238,8 @@ class Assembly:
         """What weights and gradients look like, for whoever receives some: never more than the network has."""
         networks = [self._initial, *(self._initial_of(name) for name in dict.fromkeys(self.backbones.values()))]
         choices = tuple(Expected.like("weights", network, partial=True) for network in networks)
-        return {
-            "weights": choices[0] if len(choices) == 1 else OneOf("weights", choices=choices),
-            "gradients": Expected("gradients", max_bytes=2**31),
-        }
+        weights = choices[0] if len(choices) == 1 else OneOf("weights", choices=choices)
+        return {"weights": weights, "gradients": Expected("gradients", max_bytes=2**31)}
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -337,11 +335,8 @@ class Assembly:
     @cached_property
     def worker_spec(self) -> str:
         """What another process needs to build the same assembly: JSON, for `assemble_from`."""
-        spec: JsonObject = {
-            "study": self.study.as_tables(),
-            "parts": str(self.prepared.folder),
-            "folder": str(self.folder),
-        }
+        places = {"parts": str(self.prepared.folder), "folder": str(self.folder)}
+        spec: JsonObject = {"study": self.study.as_tables(), **places}
         if self.study.plugins:  # found where they were found here, and refused if they have changed since
             spec["digests"] = plugins.load_from_study(self.study.plugins)
             spec["modules"] = plugins.folders(self.study.plugins)

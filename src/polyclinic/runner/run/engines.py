@@ -15,9 +15,8 @@ def in_process_engine(assembly: Assembly) -> Engine:
     settings = assembly.study.engine
 
     def start_worker() -> WorkerProcess:
-        return WorkerProcess(
-            python_command("polyclinic.runner.run.worker"), threads=settings.threads, spec=assembly.worker_spec
-        )
+        command = python_command("polyclinic.runner.run.worker")
+        return WorkerProcess(command, threads=settings.threads, spec=assembly.worker_spec)
 
     on_cpu = device_of(settings.device) == "cpu"
     stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu and not settings.reproducible)

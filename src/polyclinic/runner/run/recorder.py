@@ -249,11 +249,8 @@ def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:
     if not sums:
         return None
     per_site = {site: task.finish(of_site) for site, of_site in sums.items() if site != ALL_SITES}
-    return {
-        "pooled": task.finish(functools.reduce(task.add, sums.values())),
-        "mean": mean_of(list(per_site.values())),
-        "per_site": per_site,
-    }
+    pooled = task.finish(functools.reduce(task.add, sums.values()))
+    return {"pooled": pooled, "mean": mean_of(list(per_site.values())), "per_site": per_site}
 
 
 def mean_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -191,10 +191,8 @@ def final_metrics(federation: Federation, assembly: Assembly, models: Models, pe
         found = rounding_intervals(study.task, federation.trainer.target, sums)
         if found:
             return {**tables, "rounding": {"split": split, **found}}
-        return {
-            **tables,
-            "class_counts": {s: one["confusion"].sum(1).tolist() for s, one in sums.items() if "confusion" in one},
-        }
+        counts = {s: one["confusion"].sum(1).tolist() for s, one in sums.items() if "confusion" in one}
+        return {**tables, "class_counts": counts}
     of_model = {}
     for site, weights in models.items():
         if federation.adds_scores or study.policy.scores == "coarse":
@@ -204,10 +202,8 @@ def final_metrics(federation: Federation, assembly: Assembly, models: Models, pe
         of_model[site] = score(study.task, replies) or {"pooled": {}, "per_site": {}}
     own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
-    tables = {
-        **_tables(split, {**table, "per_site": own}),
-        "models_judged": {split: OF_ALL, "intervals.pooled": OF_OWN},
-    }
+    basis = {split: OF_ALL, "intervals.pooled": OF_OWN}
+    tables = {**_tables(split, {**table, "per_site": own}), "models_judged": basis}
     if split == "validation":
         return tables
     across = {site: scored["per_site"] for site, scored in of_model.items()}

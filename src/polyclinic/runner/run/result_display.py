@@ -75,9 +75,8 @@ def _draw_sites(axes: Axes, values: JsonMapping, metric: str, label: str) -> Non
     bars = {"all sites\ntogether": whole.get(metric), **{site: found.get(metric) for site, found in per_site.items()}}
     known = {name: value for name, value in bars.items() if value is not None}
     names = [f"{name}\n{counts[name][images]} images" if images in counts.get(name, {}) else name for name in known]
-    drawn = axes.bar(
-        range(len(known)), list(known.values()), color=[LIGHT.colour(0), *[LIGHT.colour(5)] * (len(known) - 1)]
-    )
+    colours = [LIGHT.colour(0), *[LIGHT.colour(5)] * (len(known) - 1)]
+    drawn = axes.bar(range(len(known)), list(known.values()), color=colours)
     axes.bar_label(drawn, fmt="%.3g")
     axes.set(title=f"The released model on {images} images", ylabel=label)
     axes.set_xticks(range(len(known)), names, rotation=0 if len(known) < 6 else 90)

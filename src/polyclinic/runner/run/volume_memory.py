@@ -46,10 +46,8 @@ def memory_sentence(study: Study, free: float = math.inf) -> str:
     more = {"norm": study.model.norm, "arguments": study.model.arguments}
     build = partial(models.build, study.model.backbone, **shape, **more)  # type: ignore[arg-type]
     always, each = training_gigabytes(build, patch, half=precision_of(study.engine.precision, "cuda") != "fp32")
-    batch, parts = (
-        max(study.optimizer.batch_size, *study.optimizer.batch_sizes.values(), 1),
-        getattr(study.task, "accumulate", 1),
-    )
+    batch = max(study.optimizer.batch_size, *study.optimizer.batch_sizes.values(), 1)
+    parts = getattr(study.task, "accumulate", 1)
     at_once, most = -(-batch // parts), int((free - always) / each) if free < math.inf else batch
     said = f"training on a GPU needs about {always + at_once * each:.0f} GB, for {at_once} patches at once"
     if at_once <= most:
