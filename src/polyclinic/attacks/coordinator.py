@@ -126,9 +126,7 @@ class TrapWeights(CoordinatorAttack):
 
     name: Literal["trap-weights"] = "trap-weights"
     strength: float = Field(1.0, gt=0, le=1, description="the share of the layer's rows that are traps")
-    alive: float = Field(
-        0.03, gt=0, lt=1, description="the share of images for which a row is alive; best near 1 / images of a batch"
-    )
+    alive: float = Field(0.03, gt=0, lt=1, description="share of images for which a row is alive; best near 1 / batch")
     seed: int = Field(0, description="which weights are negative")
 
     assumptions: ClassVar[str] = (
@@ -201,9 +199,7 @@ class Fishing(CoordinatorAttack):
 
     name: Literal["fishing"] = "fishing"
     target_class: int = Field(0, ge=0, description="the class whose images are wanted")
-    strength: float = Field(
-        30.0, gt=0, description="how far the other classes' scores lie above (`craft`), or the slope (`craft_cut`)"
-    )
+    strength: float = Field(30.0, gt=0, description="how far other scores lie above (`craft`), slope (`craft_cut`)")
     open_convolutions: bool = Field(False, description="open the convolutions as well, to get images back")
 
     needs: ClassVar[Capabilities] = CoordinatorAttack.needs | {Capability.CANDIDATES}
@@ -290,10 +286,7 @@ class OverflowFilter(CoordinatorAttack):
     name: Literal["overflow-filter"] = "overflow-filter"
     strength: float = Field(3e38, gt=0, lt=3.4e38, description="the largest weight; below about 1e37 nothing overflows")
     margin: float = Field(
-        0.5,
-        gt=0,
-        lt=1,
-        description="where the unit begins to answer, from the nearest other image (0) to the candidate (1)",
+        0.5, gt=0, lt=1, description="where the unit begins to answer: from the nearest other (0) to the candidate (1)"
     )
 
     needs: ClassVar[Capabilities] = CoordinatorAttack.needs | {Capability.CANDIDATES}

@@ -33,9 +33,7 @@ class UpdateSettings(Settings):
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the site's optimiser")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of sgd")
-    size: int | None = Field(
-        None, ge=8, le=4096, description="side of the images that the network takes; that of the files"
-    )
+    size: int | None = Field(None, ge=8, le=4096, description="side of images for the network; that of the files")
     channels: int | None = Field(None, ge=1, le=3, description="1 or 3; that of the files if not given")
     outputs: int | None = Field(None, ge=1, description="outputs of the network; those of its last layer")
     batch_norm: Literal["train", "eval"] = Field("train", description="batch norm while the site trained")

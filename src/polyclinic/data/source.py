@@ -59,15 +59,10 @@ class Source(Settings):
         "rarest class; the other test images are left out of the study",
     )
     test_total_per_class: int | None = Field(
-        None,
-        ge=1,
-        description="test images of each class, of all sites together; the other test images are left out of the study",
+        None, ge=1, description="test images of each class, of all sites together; others are left out of the study"
     )
     acquisition: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="how much the sites' cameras are made to differ: contrast, colour, blur, noise, vignette, crop",
+        0.0, ge=0, le=1, description="how much sites' cameras differ: contrast, colour, blur, noise, vignette, crop"
     )
     opt_out: Path | None = Field(
         None,
@@ -167,9 +162,7 @@ class Located(Source):
         "polyclinic is started), or $POLYCLINIC_DATA/..."
     )
     origin: str | None = Field(None, description="where these images can be had, told to whoever lacks them")
-    allow_outside: bool = Field(
-        False, description="whether files may lie outside the folder of `path`, by their paths or by symbolic links"
-    )
+    allow_outside: bool = Field(False, description="files may lie outside `path`'s folder, by paths or symbolic links")
 
     #: whether a table or a link of whoever made the data, and not a setting, says which files are read
     outside_files: ClassVar[bool] = False
@@ -320,15 +313,9 @@ class LabelledSource(FileSource):
         None, description="lowest and highest possible value to predict; labels are then numbers, not classes"
     )
     unit: str = Field("", description="unit of a value to predict, e.g. 'months'")
-    keep: dict[str, tuple[Value, ...]] | None = Field(
-        None, description="values of the images to keep, by column or array: { labels = [0, 2, 3, 4] }"
-    )
-    merge: dict[str, tuple[Value, ...]] | None = Field(
-        None, description="labels that become one class, by its name: { diseased = [2, 3, 4] }"
-    )
-    columns: tuple[str, ...] = Field(
-        (), description="further columns or arrays that the run keeps of each image, for results by sub-group: ['sex']"
-    )
+    keep: dict[str, tuple[Value, ...]] | None = Field(None, description="values to keep, as in { labels = [0, 2, 3] }")
+    merge: dict[str, tuple[Value, ...]] | None = Field(None, description="labels of one class: { diseased = [2, 3] }")
+    columns: tuple[str, ...] = Field((), description="columns or arrays kept for results by sub-group: ['sex']")
     rename: dict[str, str] | None = Field(None, description='new names of labels: { "0" = "healthy" }')
 
     several: str | tuple[str, ...] | None = Field(

@@ -23,31 +23,23 @@ class Incoming(Settings):
     empty: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may be zero")
     alike: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may have another row's direction")
     moved: float = Field(0.15, gt=0, description="how far a row may move between two arrivals, in units of its length")
-    times_own: float = Field(
-        8.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
-    )
+    times_own: float = Field(8.0, ge=0, description="or so many times as far as own training moved a row of the layer")
     at_once: int = Field(
         4,
         ge=2,
         description="rounds whose movement one arrival may bring after rounds that the site missed; if it was more, "
         "the site looks on for some rounds before it takes part again",
     )
-    returns: int = Field(
-        3, ge=0, description="how often in a study the site comes back so by itself; the next time it is suspended"
-    )
+    returns: int = Field(3, ge=0, description="how often in a study a site comes back by itself; then it is suspended")
     step: float = Field(
         0.2,
         gt=0,
         description="how far one step at the study's learning rate may move a row, in units of its length (Adam and "
         "AdamW, whose steps are about as long as the rate says)",
     )
-    sgd_rate: float = Field(
-        0.1, gt=0, description="the largest learning rate of SGD, whose steps are as long as the images make them"
-    )
+    sgd_rate: float = Field(0.1, gt=0, description="the largest learning rate of SGD, whose steps follow the images")
     dominance: float = Field(0.9, gt=0, le=1, description="share of one image in a gradient that arrives for a batch")
-    longer: float = Field(
-        100.0, gt=1, description="how many times the longest so far gradients and generators may be as long"
-    )
+    longer: float = Field(100.0, gt=1, description="how many times the longest so far gradients and generators may be")
 
 
 class Policy(Settings):
@@ -56,27 +48,18 @@ class Policy(Settings):
     kinds: KindNames = Field(DEFAULT_KINDS, description="kinds of parcel that may leave this site")
     max_bytes: int | None = Field(None, ge=0, description="bytes that may leave this site, over all its runs together")
     max_epsilon: float | None = Field(
-        None,
-        gt=0,
-        description="epsilon that may be spent, over all runs together; what differential privacy does not cover stays",
+        None, gt=0, description="epsilon that may be spent, over all runs; what it does not cover stays at the site"
     )
     max_delta: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="delta at which epsilon is counted, whatever a study says; 1 / training images if not given",
+        None, gt=0, lt=1, description="delta that epsilon is counted at, whatever studies say; else 1 / training images"
     )
-    accountants: tuple[Accountant, ...] = Field(
-        ("rdp", "prv"), min_length=1, description="accountants whose epsilon this site accepts"
-    )
+    accountants: tuple[Accountant, ...] = Field(("rdp", "prv"), min_length=1, description="accountants that it accepts")
     unit: Literal["image", "patient"] = Field(
         "image",
         description="whom epsilon protects: one image, or a patient with all images (by group privacy, unless a study "
         "has privacy.unit = 'patient')",
     )
-    max_scores: int | None = Field(
-        None, ge=0, description="parcels of metrics that may leave this site, over all its runs together"
-    )
+    max_scores: int | None = Field(None, ge=0, description="parcels of metrics that may leave this site, in all runs")
     scores: Literal["coarse", "fine"] = Field(
         "coarse",
         description="how scores leave a deployed site: coarse (few bins, no small counts, rounded), or fine (exact)",
@@ -91,9 +74,7 @@ class Policy(Settings):
         description="how much an image weighs in a gradient of a deployed site: random (drawn anew for each batch), so "
         "that two gradients cannot be subtracted, or equal (all images alike)",
     )
-    min_cohort: int = Field(
-        0, ge=0, description="fewest patients (images, where patients are unknown) that anything may be computed from"
-    )
+    min_cohort: int = Field(0, ge=0, description="fewest patients (else images) that anything may be computed from")
     few_images: Literal["refuse", "allow"] = Field(
         "refuse",
         description="sums of products of features (analytic, gaussian-heads) from a deployed site with no more images "
@@ -127,7 +108,5 @@ class Policy(Settings):
         """The delta at which a site with so many training images counts epsilon."""
         return self.max_delta if self.max_delta is not None else default_delta(images)
 
-    incoming: Incoming = Field(
-        default_factory=lambda: Incoming(on=True), description="how what arrives is inspected before any work"
-    )
+    incoming: Incoming = Field(default_factory=lambda: Incoming(on=True), description="how what arrives is inspected")
     deployed: bool = Field(False, description="true at a real institution, where pooling images is never allowed")

@@ -19,9 +19,7 @@ class Centralized(Method):
     images: Literal["real", "synthetic", "both"] = Field(
         "real", description="what the sites give: their images, as many synthetic ones of a generator, or both"
     )
-    reuse_generators: bool = Field(
-        False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
-    )
+    reuse_generators: bool = Field(False, description="cache trained generators, for equal studies and seeds")
     steps: int | None = Field(None, ge=1, description="steps in a round; one pass, floor(|D| / b), if not given")
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 

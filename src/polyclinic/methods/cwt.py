@@ -21,9 +21,7 @@ from polyclinic.training.plans import FitSpec
 
 class CyclicWeightTransfer(LocalWork, ReplayMethod):
     name: Literal["cwt"] = "cwt"
-    weighted_loss: bool = Field(
-        False, description="weigh a site's classes inversely to their frequency there (classification only)"
-    )
+    weighted_loss: bool = Field(False, description="weigh a site's classes inversely to frequency (classification)")
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
     traits: ClassVar[Traits] = Traits(weights_stay=True, takes_frozen_features=True)

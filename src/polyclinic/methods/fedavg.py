@@ -10,13 +10,7 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.aggregation import (
-    Aggregation,
-    average,
-    check_samples,
-    check_shared_weights,
-    robust_mean,
-)
+from polyclinic.methods.shared.aggregation import Aggregation, average, check_samples, check_shared_weights, robust_mean
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
@@ -24,25 +18,17 @@ from polyclinic.training.plans import Fit, FitSpec
 
 class FedAvg(LocalWork, ReplayMethod):
     name: Literal["fedavg"] = "fedavg"
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="how sites count in the mean: by their number of images, or all alike"
-    )
+    weighting: Literal["samples", "uniform"] = Field("samples", description="count sites by their images, or all alike")
     aggregation: Aggregation = Field(
         "mean",
         description="how the sites' weights become one: their mean, or a robust rule, which a few poisoned updates "
         "cannot move far",
     )
     liars: float = Field(
-        0.25,
-        ge=0,
-        lt=0.5,
-        description="largest share of sites that may send poisoned updates (trimmed-mean, multi-krum)",
+        0.25, ge=0, lt=0.5, description="largest share of sites that may poison updates (trimmed-mean, multi-krum)"
     )
     apart: float = Field(
-        0.0,
-        ge=-1,
-        le=1,
-        description="clusters: where no cosine between two groups of sites reaches this, the smaller group is left out",
+        0.0, ge=-1, le=1, description="clusters: the smaller of two groups whose cosines stay below this is left out"
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"

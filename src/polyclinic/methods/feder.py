@@ -43,12 +43,8 @@ class FedER(LocalWork, OwnModels):
     name: Literal["feder"] = "feder"
     fraction: float = all_sites()
     buffer: int = Field(512, ge=0, description="synthetic images that a site hands over with its model; 0 for none")
-    real_share: float = Field(
-        0.5, gt=0, le=1, description="lambda of Eq. 5: the share of real images in a mini-batch; 1 uses no buffer"
-    )
-    reuse_generators: bool = Field(
-        False, description="keep trained generators in the cache, and take those of an equal study and seed from there"
-    )
+    real_share: float = Field(0.5, gt=0, le=1, description="lambda (Eq. 5), share of real images; 1 uses no buffer")
+    reuse_generators: bool = Field(False, description="cache trained generators, for equal studies and seeds")
     mode: Literal["synchronous", "asynchronous"] = Field(
         "synchronous", description="all sites in step, or each at its own pace, with a queue of what came"
     )

@@ -14,9 +14,7 @@ from polyclinic.models import Backbone, split
 
 class FedPer(FedAvg):
     name: Literal["fedper"] = "fedper"  # type: ignore[assignment]
-    personal_after: str | None = Field(
-        None, description="the cut after which layers stay at the sites; the network's last cut if not given"
-    )
+    personal_after: str | None = Field(None, description="cut after which layers stay at sites; the last if not given")
 
     summary: ClassVar[str] = "FedAvg of the first layers; the head stays at each site"
     traits: ClassVar[Traits] = replace(FedAvg.traits, needs_cut=True, weights_stay=False)

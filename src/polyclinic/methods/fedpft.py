@@ -51,9 +51,7 @@ class Mixture(NamedTuple):
 class FedPFT(OneRound):
     name: Literal["fedpft"] = "fedpft"
     components: int = Field(
-        10,
-        ge=1,
-        description="Gaussians in the mixture of a class at a site; fewer where it has under 10 images for each",
+        10, ge=1, description="Gaussians in the mixture of a class at a site; fewer where it has under 10 images each"
     )
     iterations: int = Field(50, ge=1, description="steps of expectation-maximisation at a site")
     passes: int = Field(30, ge=1, description="passes of the coordinator over the drawn features")

@@ -39,18 +39,13 @@ class FedReplay(Method):
     flips: bool = Field(False, description="send the latents of each image mirrored left to right, too")
     encoder_site: str = Field("largest", description="who trains the encoder: a site's name, 'largest' or 'random'")
     encoder_passes: int | None = Field(
-        None,
-        ge=1,
-        description="passes over its images with which the encoder is trained; as many as rounds if not given",
+        None, ge=1, description="passes over images with which the encoder is trained; as many as rounds if not given"
     )
     latents: Literal["fp32", "fp16", "int8"] = Field("fp32", description="how latents travel")
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
     traits: ClassVar[Traits] = Traits(
-        trains="network in steps",
-        batch_norm="average",
-        private_networks=("encoder", "primary"),
-        needs_cut=True,
+        trains="network in steps", batch_norm="average", private_networks=("encoder", "primary"), needs_cut=True
     )
 
     def run(self, federation: Federation) -> Weights:

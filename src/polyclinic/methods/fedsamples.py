@@ -52,18 +52,14 @@ class FedSamples(Method):
     name: Literal["fedsamples"] = "fedsamples"
     fraction: float = all_sites()
     rounds: int = Field(20, ge=1, description="passes of the coordinator over the samples")
-    samples: int | None = Field(
-        None, ge=1, description="samples that a site sends; about as many as it has training images if not given"
-    )
+    samples: int | None = Field(None, ge=1, description="samples of a site; about its number of images if not given")
     looks: int = Field(
         8,
         ge=0,
         description="times that a site's audit looks at its generator in training, which a run can be resumed from; 0 "
         "for no audit",
     )
-    numbers: int | None = Field(
-        None, ge=8, description="project the features of an encoder to so many numbers, by fixed random signs"
-    )
+    numbers: int | None = Field(None, ge=8, description="project encoder features to so many numbers by random signs")
 
     summary: ClassVar[str] = "one round: sites send samples of their own generators, audited before they leave"
     traits: ClassVar[Traits] = Traits(

@@ -16,12 +16,8 @@ from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinato
 
 class FedSGD(Method):
     name: Literal["fedsgd"] = "fedsgd"
-    batch: Literal["full", "mini"] = Field(
-        "full", description="a site's gradient in a round: over all its images, or over one mini-batch"
-    )
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="how sites count in the mean: by their number of images, or all alike"
-    )
+    batch: Literal["full", "mini"] = Field("full", description="gradients are of all a site's images, or a mini-batch")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="count sites by their images, or all alike")
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
     traits: ClassVar[Traits] = Traits(trains="network in steps", batch_norm="average", takes_frozen_features=True)

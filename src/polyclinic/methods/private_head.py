@@ -49,14 +49,10 @@ class PrivateHead(Method):
         "coordinator that sees the sum only (federation.sum = 'secure', or simulation)",
     )
     numbers: int = Field(1500, ge=1, description="numbers of an image after projection on a public basis")
-    whitening: float = Field(
-        0.75, ge=0, le=1, description="how far variances of the public basis are made alike: 0 not at all, 1 all alike"
-    )
+    whitening: float = Field(0.75, ge=0, le=1, description="how far variances of the public basis are made alike (0-1)")
     phantoms: int = Field(500, ge=10, description="phantoms of each of four kinds that the public basis is made of")
     bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
-    server_lr: float = Field(
-        0.45, gt=0, description="learning rate of the coordinator, for a gradient as long as privacy.max_grad_norm"
-    )
+    server_lr: float = Field(0.45, gt=0, description="learning rate, for a gradient as long as privacy.max_grad_norm")
     beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
     average: float = Field(0.5, ge=0, le=1, description="share of the rounds, the last ones, whose heads are averaged")
 

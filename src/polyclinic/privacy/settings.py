@@ -30,28 +30,20 @@ class Privacy(Settings):
         description="named: what `on` names is covered, and the result says what is not; all: a study that would "
         "release anything else is refused, scores included",
     )
-    noise_multiplier: float = Field(
-        0.7, gt=0, allow_inf_nan=False, description="standard deviation of the noise, in clipping norms"
-    )
+    noise_multiplier: float = Field(0.7, gt=0, allow_inf_nan=False, description="deviation of noise, in clipping norms")
     noise_form: Literal["per-batch", "per-image"] = Field(
         "per-batch",
         description="one noise for the sum of a batch's gradients (Abadi et al. 2016), or one for each image of it "
         "(Qu et al. 2022, Algorithm 3 as printed): sqrt(batch size) times as much in the sum",
     )
-    max_grad_norm: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="clipping norm: the longest gradient that one image may have"
-    )
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="clipping norm of an image's gradient")
     unit: Literal["image", "patient"] = Field(
         "image",
         description="whom epsilon protects: one image, or a patient, whose images all take part in a step or none "
         "does, and the sum of their gradients is clipped. Needs patients in the data, and a pass for each patient",
     )
-    delta: float | None = Field(
-        None, gt=0, lt=1, description="delta of (epsilon, delta); 1 / number of training images of a site if not given"
-    )
-    target_epsilon: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a site takes no more steps once they would pass this epsilon"
-    )
+    delta: float | None = Field(None, gt=0, lt=1, description="1 / training images of a site if not given")
+    target_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, description="sites stop before this epsilon")
     clipping: Clipping = Field(
         "ghost",
         description="ghost: bound each image's gradient without storing it, where the network's layers allow that; "

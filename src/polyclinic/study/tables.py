@@ -42,9 +42,7 @@ class Model(Settings):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the file of `weights`; `polyclinic deploy submit` writes it, for the sites to see",
     )
-    freeze: str | None = Field(
-        None, description="the layer up to which the network is not trained and keeps its first weights"
-    )
+    freeze: str | None = Field(None, description="the layer up to which the network keeps its first weights")
     input_size: int | None = Field(
         None,
         ge=16,
@@ -67,9 +65,7 @@ class Evaluation(Settings):
     """The `[evaluation]` table: when models are scored, and which one is released."""
 
     every: int = Field(1, ge=0, description="rounds between scores on validation images; 0 for none")
-    select: Literal["best", "last"] = Field(
-        "best", description="release the model of the round with the best validation score, or of the last round"
-    )
+    select: Literal["best", "last"] = Field("best", description="release the best by validation score, or the last")
     metric: str | None = Field(
         None,
         description="the validation metric that chooses the released round: accuracy, balanced_accuracy, auc, mae, "
@@ -85,9 +81,7 @@ class Evaluation(Settings):
         description="whether deployed sites tell intervals, DeLong's and paired tests, and a coarse calibration of the "
         "released model, computed from their own test images, once at the end; simulations compute these by themselves",
     )
-    handovers: Literal["none", "last", "all"] = Field(
-        "last", description="rounds whose hand-overs a serial method keeps for `polyclinic forgetting`"
-    )
+    handovers: Literal["none", "last", "all"] = Field("last", description="hand-overs kept for `polyclinic forgetting`")
 
 
 class EngineSettings(Settings):
@@ -98,14 +92,10 @@ class EngineSettings(Settings):
         "auto", description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays"
     )
     address: str | None = Field(None, description="ray: address of a cluster to join; without one, Ray starts here")
-    gpus: float | None = Field(
-        None, ge=0, le=64, description="ray: GPUs that an actor takes, such as 0.5; a quarter on a GPU if not given"
-    )
+    gpus: float | None = Field(None, ge=0, le=64, description="ray: GPUs of an actor, as 0.5; a quarter if not given")
     threads: int = Field(1, ge=1, description="threads a site computes with; part of the result's last bits")
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
-    )
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto is bf16 on a GPU and fp32 on a CPU")
     graphs: Literal["auto"] | bool = Field(
         "auto", description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays"
     )
@@ -121,14 +111,10 @@ class EngineSettings(Settings):
         " and on a GPU sums without a fixed order; slower",
     )
     deadline: float | None = Field(
-        None, gt=0, description="seconds a site may take for one operation; sites run in worker processes then"
+        None, gt=0, description="seconds of an operation; sites run in worker processes then"
     )
-    silence: float = Field(
-        60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
-    )
-    approval_wait: float = Field(
-        86400.0, ge=0, description="nvflare: seconds to wait for the people of the sites to approve the study"
-    )
+    silence: float = Field(60.0, gt=0, description="nvflare: seconds without a sign of life until a site is lost")
+    approval_wait: float = Field(86400.0, ge=0, description="nvflare: seconds to wait for the sites' people to approve")
     on_failure: Literal["continue", "stop"] = Field(
         "continue", description="when a site fails: go on with the others, or stop (a stopped run can be resumed)"
     )
@@ -172,12 +158,8 @@ class Logging(Settings):
 class PolicySettings(Settings):
     """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
 
-    kinds: KindNames = Field(
-        tuple(KINDS.builtin), description="kinds of parcel that may leave a site; those of plug-ins must be named"
-    )
-    incoming: Incoming | None = Field(
-        None, description="have simulated sites inspect what arrives, as deployed ones do: { on = true }"
-    )
+    kinds: KindNames = Field(tuple(KINDS.builtin), description="kinds of parcel that may leave; name those of plug-ins")
+    incoming: Incoming | None = Field(None, description="inspect what arrives at simulated sites, too: { on = true }")
     shares: Literal["random", "equal"] = Field(
         "equal", description="how much an image weighs in a site's gradient: equal, or random, as at deployed sites"
     )
@@ -193,9 +175,7 @@ DefenceName = Literal["clip-and-noise", "sparsify", "prune", "quantise", "secure
 class Audit(Settings):
     """Without this table sites keep nothing, and a run cannot be audited."""
 
-    keep_parcels: int = Field(
-        1, ge=0, le=1000, description="releases of each operation that a site keeps at random, with its first and last"
-    )
+    keep_parcels: int = Field(1, ge=0, le=1000, description="random releases kept of an operation, with first and last")
     threat_model: tuple[Capability, ...] = Field(
         tuple(capability for capability in Capability if capability in RECEIVER),
         description="what the attacker sees, holds and knows: " + ", ".join(Capability),
@@ -219,10 +199,7 @@ class Audit(Settings):
         description="largest risk of a patient with which a model has withstood `polyclinic audit --patients`: the "
         "chance to tell a model that was trained on the patient from one that was not (0.5: a coin)",
     )
-    secure_sum: bool = Field(
-        False,
-        description="attack only the mean of all sites' gradients or weights of a round, all that a secure sum reveals",
-    )
+    secure_sum: bool = Field(False, description="attack only a round's mean over sites, all that a secure sum shows")
     defences: tuple[DefenceName, ...] = Field(
         get_args(DefenceName),
         description="what `polyclinic audit --grid` tries, where it fits: " + ", ".join(get_args(DefenceName)),

@@ -33,9 +33,7 @@ class Classification(Task):
     """One of several classes per image. Output: logits [B, C]; targets: int64 [B]."""
 
     name: Literal["classification"] = "classification"
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of a label that the loss of training spreads evenly over all classes"
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label that is spread over all classes")
 
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "classification"
     metric: ClassVar[str] = "accuracy"

@@ -24,9 +24,7 @@ class Regression(Task):
     """Output: [B, 1], scaled so that the public label range is -1 to 1; targets: float32 [B], as labelled."""
 
     name: Literal["regression"] = "regression"
-    criterion: Literal["l1", "mse", "huber"] = Field(
-        "l1", description="the loss, on labels scaled so that their public range is -1 to 1"
-    )
+    criterion: Literal["l1", "mse", "huber"] = Field("l1", description="the loss, with labels' range scaled to -1 to 1")
 
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "regression"
     metric: ClassVar[str] = "mae"

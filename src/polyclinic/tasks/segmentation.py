@@ -32,9 +32,7 @@ class Segmentation(Task):
     """Output: logits [B, 1, H, W]; targets: float32 [B, 1, H, W] of 0 and 1."""
 
     name: Literal["segmentation"] = "segmentation"
-    surface_distances: bool = Field(
-        False, description="also give the distances between outlines, in pixels: Hausdorff (95 %) and average"
-    )
+    surface_distances: bool = Field(False, description="outlines' distances in pixels, too: Hausdorff (95 %), average")
 
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "segmentation"
     metric: ClassVar[str] = "dice"

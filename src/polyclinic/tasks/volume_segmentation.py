@@ -40,12 +40,8 @@ class VolumeSegmentation(Task):
     other; in training perhaps [B, heads, C, X, Y, Z]. Targets: the values of the mask, int64 [B, 1, X, Y, Z]."""
 
     name: Literal["volume-segmentation"] = "volume-segmentation"
-    surface_distances: bool = Field(
-        True, description="also give hd95, the Hausdorff distance (95 %), and surface_dice, both by millimetres"
-    )
-    tolerance: float = Field(
-        1.0, gt=0, le=50, description="millimetres by which a surface may lie wrong and still count in surface_dice"
-    )
+    surface_distances: bool = Field(True, description="hd95 (Hausdorff distance, 95 %), surface_dice, in millimetres")
+    tolerance: float = Field(1.0, gt=0, le=50, description="millimetres that surface_dice lets a surface lie wrong")
     empty: Literal["perfect", "left out"] = Field(
         "perfect",
         description="how a structure counts that a case has neither in its mask nor in its prediction: perfect (Dice "
@@ -54,10 +50,7 @@ class VolumeSegmentation(Task):
 
     patches: int = Field(2, ge=1, le=1000, description="patches of each case in a pass over a site's cases")
     foreground: float = Field(
-        0.33,
-        ge=0,
-        le=1,
-        description="share of the patches whose middle lies in a structure; the others lie anywhere else",
+        0.33, ge=0, le=1, description="share of patches whose middle lies in a structure; others lie anywhere else"
     )
     accumulate: int = Field(
         1,
@@ -65,9 +58,7 @@ class VolumeSegmentation(Task):
         description="parts in which a batch goes through the network before a step is taken: the same step (but for "
         "batch norm) with less memory",
     )
-    overlap: float = Field(
-        0.5, ge=0, lt=1, description="share by which windows overlap when a whole volume is predicted"
-    )
+    overlap: float = Field(0.5, ge=0, lt=1, description="share by which windows overlap when a volume is predicted")
 
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "segmentation"
     metric: ClassVar[str] = "dice"

@@ -36,17 +36,13 @@ class Optimizer(Settings):
     warmup: int = Field(0, ge=0, description="rounds at the beginning in which lr rises evenly to its full value")
     decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
     decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
-    keep_state: bool = Field(
-        False, description="keep momentum (or Adam's moments) at a site from round to round instead of starting anew"
-    )
+    keep_state: bool = Field(False, description="keep momentum (or Adam's moments) at a site from round to round")
     augment: tuple[Augmentation, ...] = Field(
         (),
         description="random augmentation of training images: flip (left-right), turn (by 90 degrees), crop (a window, "
         "enlarged), rotate (up to 15 degrees), brightness, contrast, noise, mixup (of two images and their labels)",
     )
-    balanced_batches: bool = Field(
-        False, description="draw the classes that a site has equally often, by the site's own counts"
-    )
+    balanced_batches: bool = Field(False, description="draw a site's classes equally often, by its own counts")
 
     _rounds: int = PrivateAttr(0)
     _fused: bool = PrivateAttr(True)

@@ -38,18 +38,12 @@ class GradientInversion(AttackSettings):
         "Dahlgaard et al. for a fixed lambda squared",
     )
     variance_factor: float = Field(
-        1.0,
-        gt=0,
-        description="factor of lambda squared of 'sapag' and 'adaptive-gaussian'; 2 in one version of that code",
+        1.0, gt=0, description="factor of lambda squared of 'sapag' and 'adaptive-gaussian'; 2 in one version of it"
     )
-    scaled: bool = Field(
-        True, description="that distance is multiplied by lambda squared; false: as the papers have it"
-    )
+    scaled: bool = Field(True, description="that distance is multiplied by lambda squared; false: as papers have it")
     total_variation: float = Field(0.0, ge=0, description="weight of the images' roughness")
     image_prior: float = Field(0.0, ge=0, description="weight of what images of this kind look like (public images)")
-    batch_norm_prior: float = Field(
-        0.0, ge=0, description="weight of the batch-norm statistics that were sent together with the update"
-    )
+    batch_norm_prior: float = Field(0.0, ge=0, description="weight of batch-norm statistics that came with the update")
     joined: bool = Field(False, description="the parcels are rounds of the same images, which are searched for once")
     start: Scheme = Field("transformed-gaussian", description="images and labels to start from")
     start_scaling: Scaling = Field(
@@ -70,16 +64,10 @@ class GradientInversion(AttackSettings):
     box: bool = Field(False, description="adam(w) keeps pixels between 0 and 1")
     restarts: int = Field(1, ge=1, description="starts, of which the one with the lowest loss counts")
     returns: Literal["best", "last"] = Field("best", description="the point of lowest loss, or the last one")
-    trajectory: tuple[int, ...] = Field(
-        (), description="steps at which images, loss and distance are kept, in ascending order; 0 is the start"
-    )
-    batch_norm: Literal["train", "eval"] = Field(
-        "train", description="what the site normalised by: its batch, or running statistics"
-    )
+    trajectory: tuple[int, ...] = Field((), description="ascending steps whose images and figures are kept; 0: start")
+    batch_norm: Literal["train", "eval"] = Field("train", description="normalised by its batch, or running statistics")
     at_once: int = Field(128, ge=1, description="targets in one batch; fewer need less memory")
-    precision: Literal["fp32", "tf32", "fp64"] = Field(
-        "fp32", description="fp32 or fp64; tf32 is faster on a GPU, and too coarse for lbfgs"
-    )
+    precision: Literal["fp32", "tf32", "fp64"] = Field("fp32", description="tf32: quick on a GPU, too coarse for lbfgs")
 
     reads: ClassVar[tuple[str, ...]] = ("gradients", "weights")
 

@@ -23,12 +23,8 @@ class Folder(FileSource):
     """Your own images: a folder per class, and a folder per split above them if you like."""
 
     source: Literal["folder"] = "folder"
-    patient: str = Field(
-        "", description="a regular expression that finds the patient in a file's name, e.g. '^(\\d+)_'"
-    )
-    site: str = Field(
-        "", description="a regular expression that finds the institution in a file's name, e.g. '^([A-Z]+)_'"
-    )
+    patient: str = Field("", description="regular expression that finds the patient in a file's name, e.g. '^(\\d+)_'")
+    site: str = Field("", description="regular expression that finds the site in a file's name, e.g. '^([A-Z]+)_'")
     class_folders: Literal["auto", "upper", "lower"] = Field(
         "auto",
         description="which folders are the classes: the upper ones, or the lower ones, with the sites above them; "

@@ -84,7 +84,7 @@ class NihChestXray(FileSource):
     channels: Literal["auto", 1, 3] = Field(1, description="1 for grey, 3 for colour")
     finding: str = Field("Effusion", description="the finding to recognise, as the table spells it")
     against: Literal["no finding", "rest"] = Field(
-        "no finding", description="compare with images without any finding, or with all others"
+        "no finding", description="images without any finding, or all others"
     )
     view: Literal["PA", "AP", "both"] = Field("both", description="view position")
 
@@ -197,9 +197,7 @@ class Brats2017(FileSource):
         "tumour", description="every slice that shows the tumour, or of each subject the one that shows most of it"
     )
     step: int = Field(1, ge=1, description="take only every so-manieth of those slices")
-    institutions: Path | None = Field(
-        None, description="CSV with columns subject, institution; without it the collection in the subject's name"
-    )
+    institutions: Path | None = Field(None, description="CSV of subject, institution; else the subject's collection")
 
     tasks: ClassVar[tuple[str, ...]] = ("segmentation",)
     phantom: ClassVar[str] = "brain-phantom"

@@ -31,10 +31,10 @@ class VolumeFolder(VolumeSource, Located):
 
     source: Literal["volumes", "fets"] = "volumes"
     table: Path | None = Field(
-        None, description="CSV with a row for each case: case, and any of site, patient, split; FeTS' partitioning too"
+        None, description="CSV of cases: case, any of site, patient, split; or FeTS' partitioning"
     )
     patient: str = Field(
-        "", description="a regular expression that finds the patient in a case's name; if not given, a case is one"
+        "", description="regular expression that finds the patient in a case's name; else a case is one"
     )
 
     outside_files: ClassVar[bool] = True

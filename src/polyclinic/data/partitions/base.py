@@ -180,9 +180,7 @@ class Dirichlet(Sites):
 
     partition: Literal["dirichlet"] = Field("dirichlet", description="each class in Dirichlet shares")
     alpha: float = Field(0.5, gt=0, le=1e6, description="concentration: the smaller, the more sites differ")
-    min_size: int = Field(
-        10, ge=1, description="fewest training images of a site; shares are drawn until all have them"
-    )
+    min_size: int = Field(10, ge=1, description="fewest training images a site has; shares are drawn until all do")
 
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> StratumShares:
         names, rng = self.site_names(), numpy_rng(*address)
@@ -221,9 +219,7 @@ class Column(Sites):
     `names` keeps only these institutions, in this order; `rename` gives some of them another name.
     """
 
-    partition: Literal["column"] = Field(
-        "column", description="a site for each value of the column (or array) that data.site names"
-    )
+    partition: Literal["column"] = Field("column", description="a site for each value of the column data.site")
     rename: dict[str, str] = Field(default={}, description="new names of sites, by the recorded ones")
 
     finds_sites: ClassVar[bool] = True

@@ -85,12 +85,8 @@ class Clusters(Sites):
     """
 
     partition: Literal["clusters"] = Field("clusters", description="similar images lie at one site")
-    mixing: float = Field(
-        0.0, ge=0, le=100, description="percentage of each cluster that is spread evenly over the other sites"
-    )
-    per_class: bool = Field(
-        True, description="cluster each class by itself, so that sites differ in looks and not in labels"
-    )
+    mixing: float = Field(0.0, ge=0, le=100, description="percentage of each cluster spread evenly over other sites")
+    per_class: bool = Field(True, description="cluster each class by itself: sites differ in looks, not in labels")
 
     @model_validator(mode="after")
     def _several_clusters(self) -> "Clusters":

@@ -91,9 +91,7 @@ class LabelSkew(Sites):
     """
 
     partition: Literal["label-skew"] = Field("label-skew", description="labels differ by a chosen amount")
-    target_ks: float = Field(
-        0.4, ge=0, le=1, description="mean pairwise Kolmogorov-Smirnov statistic between the sites' labels"
-    )
+    target_ks: float = Field(0.4, ge=0, le=1, description="mean pairwise Kolmogorov-Smirnov statistic of sites' labels")
 
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> SiteAlongLabels:
         names = self.site_names()

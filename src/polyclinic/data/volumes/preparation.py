@@ -50,7 +50,7 @@ class Preparation(Settings):
         "`intensities`, as for CT; none: as the files have them",
     )
     intensities: tuple[Intensities, ...] = Field(
-        (), description="for fixed: { low, high, mean, deviation } of every channel, in their order"
+        (), description="fixed: { low, high, mean, deviation } of each channel"
     )
 
     def transforms(self, *, mask: bool) -> Any:

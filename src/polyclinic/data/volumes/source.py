@@ -51,9 +51,7 @@ class VolumeSource(Source):
     preparation: Preparation = Field(
         default_factory=Preparation, description="axes, spacing, intensities and size, a table of its own (volumes.md)"
     )
-    strict: bool = Field(
-        False, description="stop at a case that cannot be read, instead of naming it and going on without it"
-    )
+    strict: bool = Field(False, description="stop at a case that cannot be read, instead of naming it and going on")
 
     tasks: ClassVar[tuple[str, ...]] = ("segmentation",)
     volumes: ClassVar[bool] = True

@@ -139,7 +139,7 @@ class Poisoning(Settings):
     target: int = Field(0, ge=0, description="backdoor: the class, from 0 on, that a patched image is to be taken for")
     patch: int = Field(4, ge=1, description="backdoor: side of the white square, in pixels")
     factor: float = Field(
-        10.0, gt=0, description="scale, sign-flip: how many times as long the update becomes; noise: in its own lengths"
+        10.0, gt=0, description="scale, sign-flip: times as long as the update; noise: in its lengths"
     )
 
     def check(self, names: tuple[str, ...], classes: int) -> None:

@@ -29,14 +29,9 @@ class Federated(Settings):
         description="how the sites' answers are added: float (each is seen by the coordinator), integer (the same in "
         "fixed point, modulo 2^64), or secure (integers under masks that cancel in the sum of all)",
     )
-    bits: int = Field(
-        24, ge=8, le=40, description="resolution of whole numbers: what a site adds is a multiple of 2^-bits"
-    )
+    bits: int = Field(24, ge=8, le=40, description="resolution: what a site adds is a multiple of 2^-bits")
     threshold: float = Field(
-        2 / 3,
-        ge=0.5,
-        lt=1,
-        description="a secure sum is opened where more than this share of its sites is left; below that, nobody can",
+        2 / 3, ge=0.5, lt=1, description="a secure sum is opened where more than this share of its sites is left"
     )
     liars: int = Field(
         0,

@@ -28,10 +28,7 @@ class FeliciaSettings(Method):
     fraction: float = all_sites()
     steps: int = Field(250, ge=1, description="steps of every generator in a round")
     weight: float = Field(
-        1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="lambda: what the central term counts beside a site's own; 0: none",
+        1.0, ge=0, allow_inf_nan=False, description="lambda: weight of the central term beside a site's own; 0: none"
     )
     towards: Literal["away", "other"] = Field(
         "away",
@@ -50,9 +47,7 @@ class FeliciaSettings(Method):
     )
     central_lr: float | None = Field(None, gt=0, description="learning rate of the central discriminator, if another")
     warm_up: int = Field(0, ge=0, description="first steps in which the central term does not act yet")
-    frozen: int = Field(
-        0, ge=0, description="first steps in which the central discriminator does not learn, while its term acts"
-    )
+    frozen: int = Field(0, ge=0, description="first steps in which the central discriminator acts and does not learn")
     schedule: Literal["synchronous", "local"] = Field(
         "synchronous",
         description="what travels: images and gradients in every step, or images and the central discriminator's "
@@ -60,18 +55,14 @@ class FeliciaSettings(Method):
     )
     exchange_every: int = Field(50, ge=1, description="local schedule: steps between two exchanges")
     sent: int | None = Field(
-        None,
-        ge=1,
-        description="local schedule: images a site sends at an exchange; a batch for each step if not given",
+        None, ge=1, description="local schedule: images a site sends at an exchange; if not given, a batch a step"
     )
     wire: Literal["exact", "small"] = Field(
         "exact", description="how images and gradients travel: float32, or bytes (compressed) and bfloat16"
     )
     shared_noise: bool = Field(False, description="all generators get the same noise in a step, as in PrivGAN's code")
     images: int | None = Field(
-        None,
-        ge=1,
-        description="synthetic images a site's network learns from; as many as it has real ones if not given",
+        None, ge=1, description="synthetic images a site's network learns from; as many as real ones if not given"
     )
     share_images: bool = Field(
         False,
@@ -79,12 +70,8 @@ class FeliciaSettings(Method):
         "sites (training sets synthetic-all and augmented-all)",
     )
     learner_steps: int = Field(300, ge=1, description="steps of a site's network for each training set")
-    weigh_every: int = Field(
-        0, ge=0, description="rounds after which synthetic images are evaluated; 0 for the last round only"
-    )
-    margin: float = Field(
-        0.0, ge=0, description="by how much validation scores must rise for synthetic images to count"
-    )
+    weigh_every: int = Field(0, ge=0, description="rounds after which synthetic images are evaluated; 0: the last only")
+    margin: float = Field(0.0, ge=0, description="how much validation scores must rise for synthetic images to count")
     release: Literal["gate", "real", "synthetic", "augmented", "synthetic-all", "augmented-all"] = Field(
         "gate",
         description="which network a site releases: the one that validation chooses, or always that of one training "

@@ -81,9 +81,7 @@ def one_pass(rows: Tensor, targets: Tensor, size: int, rng: torch.Generator, dev
 class LocalWork(Settings):
     """Either so many steps, or so many passes over the site's images; one pass if neither is given."""
 
-    local_steps: int | None = Field(
-        None, ge=1, description="steps of a site in a round (or turn); one pass, floor(|D_k| / b), if not given"
-    )
+    local_steps: int | None = Field(None, ge=1, description="steps in a round (or turn); floor(|D_k| / b) if not given")
     local_epochs: int | None = Field(
         None,
         ge=1,

@@ -104,12 +104,8 @@ class Method(Settings):
 
     name: str = Field(description="which method trains across the sites")
     rounds: int = Field(20, ge=1, description="rounds of training")
-    fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the sites that take part in a round, drawn anew for each; at least one"
-    )
-    patience: int | None = Field(
-        None, ge=1, description="stop after so many rounds without a better validation score; never if not given"
-    )
+    fraction: float = Field(1.0, gt=0, le=1, description="share of sites in a round, drawn anew for each; at least one")
+    patience: int | None = Field(None, ge=1, description="stop after so many rounds without a better validation score")
 
     #: one sentence for lists and tables
     summary: ClassVar[str]
@@ -197,11 +193,7 @@ class Method(Settings):
 
     @operation("metrics", plan=Score)
     def evaluate(
-        self,
-        site: Site,
-        weights: Weights | None = None,
-        split: str = "validation",
-        own: Own = "current",
+        self, site: Site, weights: Weights | None = None, split: str = "validation", own: Own = "current"
     ) -> Work[Parcel | None]:
         """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
 

@@ -64,14 +64,10 @@ class Card(Settings):
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
     networks: dict[str, str] = Field({}, description="those of importable networks, in older models")
     norm: str
-    input_size: int | None = Field(
-        None, ge=1, le=LARGEST_SIDE, description="side to which the network resizes images; None: its own choice"
-    )
+    input_size: int | None = Field(None, ge=1, le=LARGEST_SIDE, description="side to resize images to; None: its own")
     head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
     channels: int = Field(ge=1, le=MOST_CHANNELS, description="1 or 3; of volumes as many as there are")
-    size: int | tuple[int, int, int] = Field(
-        description="side of the square images, in pixels; sides of the patches of volumes, in voxels"
-    )
+    size: int | tuple[int, int, int] = Field(description="side of images in pixels, or of volumes' patches in voxels")
     volume: VolumeCard | None = Field(None, description="for a model of volumes")
     task: dict[str, Any]
     classes: tuple[str, ...] = ()

@@ -105,9 +105,7 @@ class HandPhantom(Phantom):
     """Hand radiographs; the label is the bone age in months."""
 
     source: Literal["hand-phantom"] = "hand-phantom"
-    reader_error: float = Field(
-        9.0, ge=0, le=60, description="months by which a hand's looks differ from its bone age (standard deviation)"
-    )
+    reader_error: float = Field(9.0, ge=0, le=60, description="standard deviation of looks from bone age, in months")
 
     tasks: ClassVar[tuple[str, ...]] = ("regression",)
 
