@@ -262,7 +262,7 @@ def test_a_table_of_rounded_scores_shows_what_they_lie_between(capsys, tmp_path)
     assert said.count("0.79 to 1.00") == 3
     assert "1.000" not in said
     assert "0.600" not in said
-    assert "the sites' policies round scores" in said
+    assert "scores leave the sites in coarse steps" in said
 
 
 def test_a_deployed_table_holds_the_simulated_one_within_what_it_says(tiny):
