@@ -161,6 +161,7 @@ def check(
 
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """Sentences about a study that can run."""
+    from polyclinic.data.source import AT_SITES
     from polyclinic.runner.run.data_check import check_files, check_images, data_hints, left_out
     from polyclinic.runner.run.volume_memory import memory_sentence
     from polyclinic.study import load_study
@@ -170,7 +171,7 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     if study.task.like == "segmentation":
         need("monai", f"task.name: '{study.task.name}'")
     notice_ignored(study)
-    if study.tuning is not None and study.data.source != "at-sites":
+    if study.tuning is not None and study.data.source not in AT_SITES:
         study.tuning.check_weights()
     looked_at = check_images(study.data) if images else []
     more = [*left_out(study), *data_hints(study.data, study.sites)] if images else []
@@ -178,7 +179,7 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     sites = len(study.sites.site_names()) or "as many as the data has"
     what = f"{study.method.name} for {study.task.name} on {study.data.source}"
     fine = f"{path}: fine. {what}, sites: {sites}, rounds: {study.method.rounds}"
-    if study.data.source == "at-sites":
+    if study.data.source in AT_SITES:
         from polyclinic.deployment.kits import foreseen_refusals
 
         found += foreseen_refusals(study, Path("deployment"))

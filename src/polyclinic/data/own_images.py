@@ -19,6 +19,7 @@ from polyclinic.data.opt_out import OPT_OUT
 from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import DATA_FOLDER, AtSites, Source
+from polyclinic.data.volumes.source import OfVolumes
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.files import atomic_write, lock
 from polyclinic.settings import sentences, variant
@@ -122,8 +123,14 @@ def _source(file: Path, wanted: AtSites, split: Mapping[str, Any]) -> Source:
     if "path" in settings:
         path = Path(settings["path"]).expanduser()
         settings["path"] = path if path.parts[:1] == (DATA_FOLDER,) else base / path
+    if kind.volumes != wanted.volumes:
+        other = "volumes" if wanted.volumes else "images"
+        raise BadInput(f"datasets.{wanted.dataset}.source: '{kind.__name__}' is not for {other}, which the study wants")
     if "channels" in kind.model_fields:
         settings.setdefault("channels", wanted.channels)
+    if isinstance(wanted, OfVolumes):
+        settings["structures"] = wanted.structures
+        settings["preparation"] = wanted.preparation.model_dump(mode="json", exclude_none=True)
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
@@ -176,8 +183,9 @@ def split_in_words(file: Path, wanted: AtSites) -> str:
 def _prepared(source: Source, wanted: AtSites, site: str, cache: Path) -> tuple[SiteData, list[str]]:
     """The site's part of a source, and its classes."""
     parts = prepare(source, Iid(partition="iid", names=(site,)), cache=cache)
-    if parts.info["channels"] != wanted.channels:
-        found = f"images have {parts.info['channels']} channels, and the study's {wanted.channels}"
+    channels = wanted.info(())["channels"]
+    if parts.info["channels"] != channels:
+        found = f"images have {parts.info['channels']} channels, and the study's {channels}"
         raise BadInput(f"datasets.{wanted.dataset}: {found}; set channels")
     return open_site(parts.folder, site), parts.info["classes"]
 

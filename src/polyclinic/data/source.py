@@ -111,6 +111,10 @@ def black_images(count: int, channels: int, size: int) -> np.ndarray:
     return np.broadcast_to(np.zeros((1, 1, 1, 1), dtype=np.uint8), (count, channels, size, size))
 
 
+#: names of sources whose examples are at deployed sites
+AT_SITES = ("at-sites", "volumes-at-sites")
+
+
 class AtSites(Source):
     """Images that never leave their sites: each opens its own under a name that all have agreed on."""
 

@@ -27,6 +27,7 @@ from polyclinic import __version__
 from polyclinic.data.allowed_paths import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
+from polyclinic.data.volumes.source import OfVolumes
 from polyclinic.deployment.approval_rules import SITE_DEFAULTS, TABLE, ApprovalRules, policy_of
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
@@ -101,6 +102,9 @@ def as_sent(study: Study, parts: PreparedSites, names: tuple[str, ...]) -> Study
         **{name: info[name] for name in ("channels", "unit", "label_range") if info[name]},
         **{name: getattr(data, name) for name in ("size", "validation", "test", "seed")},
     }
+    if isinstance(data, OfVolumes):
+        own = data.model_dump(mode="json", include={"channels", "structures", "preparation"}, exclude_none=True)
+        table |= {"source": "volumes-at-sites", **own}
     tables = study.as_tables() | {"data": table, "sites": {"partition": "column", "names": list(names)}}
     tables["engine"] = {**tables["engine"], "name": "nvflare"}
     return parse_study(tables)

@@ -11,6 +11,7 @@ from typing import Any
 from polyclinic.data.own_images import look_at_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
+from polyclinic.data.volumes.source import OfVolumes
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.deployment.approval_rules import changed_settings, trusted_tensors
 from polyclinic.errors import BadInput
@@ -178,6 +179,8 @@ class Asked:
                 told.append(split_in_words(self._site_file, data))
             except BadInput as error:
                 told.append(f"It cannot run at this site as it is: {error}.")
+        if isinstance(data, OfVolumes):
+            told.append(prepared_in_words(data))
         told += [*self.first_weights(), *self.second_model()]
         if isinstance(study.method, Analytic) and study.method.worth:
             told.append("It also wants sums of products over your validation images: what each site adds to the model.")
@@ -319,10 +322,21 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     return found
 
 
+def prepared_in_words(data: OfVolumes) -> str:
+    """How a study has a site prepare its volumes."""
+    known = data.preparation
+    mm = " x ".join(f"{one:g}" for one in known.spacing) + " mm" if known.spacing else "their own spacing"
+    return (
+        f"It wants volumes of the channels {', '.join(data.channels)} with masks of {', '.join(data.structures)}; your "
+        f"site resamples them to {mm} (intensities: {known.normalise}), and trains on patches of "
+        f"{' x '.join(map(str, data.size))} voxels."
+    )
+
+
 def unusual_settings(study: Study) -> list[str]:
     """Every setting that is not what it is in a study that names its method alone."""
     given = study.as_tables()
-    bare: dict[str, Any] = {"data": {"source": "at-sites"}, "sites": given["sites"]}
+    bare: dict[str, Any] = {"data": {"source": given["data"]["source"]}, "sites": given["sites"]}
     bare["method"] = {"name": study.method.name}
     usual = {}  # of a method that needs more than its name and its network all settings are said
     for more in ({"model": {"backbone": study.model.backbone}}, {}):

@@ -22,6 +22,7 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.data.plots import mosaic
+from polyclinic.data.source import AT_SITES
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.keys import head_from_json
 from polyclinic.federation.ledger.ledger import LedgerBroken, check_head, verify
@@ -79,7 +80,7 @@ def read_ledgers(folder: Path, result: Mapping[str, Any], study: Mapping[str, An
 
 def _is_deployed(study: Mapping[str, Any]) -> bool:
     data = study.get("data")
-    return isinstance(data, Mapping) and data.get("source") == "at-sites"
+    return isinstance(data, Mapping) and data.get("source") in AT_SITES
 
 
 def _checked(folder: Path, site: str, file: Path | None, end: Any) -> list[JsonObject]:

@@ -22,6 +22,7 @@ from polyclinic.data.datasets.radiology import Brats2017, MontgomeryShenzhen, Ni
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.datasets.volume_folder import Fets, VolumeFolder
 from polyclinic.data.source import AtSites, FileSource, Source
+from polyclinic.data.volumes.at_sites import VolumesAtSites
 from polyclinic.registry import Registry
 
 #: every source by the name that `data.source` takes: phantoms, your own images, named datasets
@@ -52,6 +53,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "svhn": Svhn,
         "omniglot": Omniglot,
         "at-sites": AtSites,
+        "volumes-at-sites": VolumesAtSites,
     },
     base=Source,
 )

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from polyclinic.data.volumes.reading import MOST_VOXELS
 from polyclinic.extras import need
 from polyclinic.settings import Settings
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from polyclinic.data.volumes.volume import RawVolume
 
+#: millimetres between prepared voxels
+FINEST, COARSEST = 0.05, 100.0
 #: names of what goes through the transforms
 IMAGE, MASK = "image", "mask"
 
@@ -52,6 +55,13 @@ class Preparation(Settings):
     intensities: tuple[Intensities, ...] = Field(
         (), description="fixed: { low, high, mean, deviation } of each channel"
     )
+
+    @field_validator("spacing")
+    @classmethod
+    def _possible(cls, spacing: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+        if spacing is not None and not all(FINEST <= side <= COARSEST for side in spacing):
+            raise ValueError(f"must be three numbers of millimetres from {FINEST:g} to {COARSEST:g}")
+        return spacing
 
     def transforms(self, *, mask: bool) -> Any:
         """MONAI's transforms of a dictionary; they can be undone (`Invertd`)."""
@@ -90,6 +100,9 @@ class Preparation(Settings):
         from monai.data import MetaTensor
         from monai.transforms.utils import allow_missing_keys_mode
 
+        extent = float(np.prod(raw.image.shape[1:]) * np.prod(raw.spacing))
+        if self.spacing is not None and (voxels := extent / float(np.prod(self.spacing))) > MOST_VOXELS:
+            raise ValueError(f"would have {voxels:.2g} voxels at preparation.spacing; choose a coarser one")
         affine = torch.from_numpy(raw.affine)
         given = {IMAGE: MetaTensor(torch.from_numpy(raw.image.copy()), affine)}
         if raw.mask is not None:

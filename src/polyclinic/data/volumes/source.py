@@ -38,8 +38,8 @@ class Case:
     split: str = ""
 
 
-class VolumeSource(Source):
-    """A source whose examples are volumes. A subclass says which cases there are, and reads one."""
+class OfVolumes(Source):
+    """What all sources of volumes say: patches, channels, structures, and how a case is prepared."""
 
     size: tuple[int, ...] = Field(  # type: ignore[assignment]  # of patches: what a network sees
         (64, 64, 64), description="sides of the patches that the network is trained with, in voxels"
@@ -51,7 +51,6 @@ class VolumeSource(Source):
     preparation: Preparation = Field(
         default_factory=Preparation, description="axes, spacing, intensities and size, a table of its own (volumes.md)"
     )
-    strict: bool = Field(False, description="stop at a case that cannot be read, instead of naming it and going on")
 
     tasks: ClassVar[tuple[str, ...]] = ("segmentation",)
     volumes: ClassVar[bool] = True
@@ -74,13 +73,30 @@ class VolumeSource(Source):
         return structures
 
     @model_validator(mode="after")
-    def _fixed_intensities(self) -> "VolumeSource":
+    def _fixed_intensities(self) -> "OfVolumes":
         given, wanted = len(self.preparation.intensities), len(self.channels)
         if self.preparation.normalise == "fixed" and given != wanted:
             raise ValueError(f"preparation.intensities has {given} entries for {wanted} channels; give one for each")
         if self.acquisition:
             raise ValueError("acquisition changes cameras of images; leave it out for volumes")
         return self
+
+    def more_facts(self) -> dict[str, Any]:
+        """What `PreparedSites.info` says of volumes."""
+        return {
+            "channels": len(self.channels),
+            "size": list(self.size),
+            "structures": {name: list(values) for name, values in self.structures.items()},
+            "has_masks": True,
+        }
+
+
+class VolumeSource(OfVolumes):
+    """A source whose examples are volumes. A subclass says which cases there are, and reads one."""
+
+    strict: bool = Field(
+        False, description="stop at a case that cannot be read, instead of naming it and going on without it"
+    )
 
     @abstractmethod
     def cases(self) -> Sequence[Case]:
@@ -93,15 +109,6 @@ class VolumeSource(Source):
     def content(self) -> object:
         """What the prepared cases depend on besides the settings, such as the files."""
         return ""
-
-    def more_facts(self) -> dict[str, Any]:
-        """What `PreparedSites.info` says of volumes."""
-        return {
-            "channels": len(self.channels),
-            "size": list(self.size),
-            "structures": {name: list(values) for name, values in self.structures.items()},
-            "has_masks": True,
-        }
 
     def load(self) -> Dataset:
         return self.prepared()

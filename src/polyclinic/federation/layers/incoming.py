@@ -284,15 +284,16 @@ def rehearse(site: Site, weights: Weights, steps: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _loss(site: Site, weights: Weights) -> float:
-    """The mean loss of some of the site's training images, the same ones each time, spread evenly over all. Batch norm
-    goes by these images."""
-    trainer, part = site.trainer, site.data.train
+    """The mean loss of some of the site's training images, the same ones each time, spread evenly over all; of volumes,
+    of patches. Batch norm goes by these images."""
+    trainer, part, address = site.trainer, site.data.train, site.address("loss of some images")
     places = np.unique(np.linspace(0, len(part) - 1, min(IMAGES, len(part))).round().astype(int))
     masks = None if part.masks is None else part.masks[places]
-    images, targets = next(trainer.in_order(ImageSet(part.images[places], part.labels[places], masks)))
-    with seeded(*site.address("loss of some images"), gpus=range(torch.cuda.device_count())), trainer.autocast():
-        output = _copy(trainer, weights)(images)
-    return float(trainer.task.losses(output.float(), targets, trainer.target).mean())
+    some, copied, losses = ImageSet(part.images[places], part.labels[places], masks), _copy(trainer, weights), []
+    with seeded(*address, gpus=range(torch.cuda.device_count())), trainer.autocast():
+        for images, targets in trainer.examples(some, torch_rng(*address)):
+            losses.append(trainer.task.losses(copied(images).float(), targets, trainer.target))
+    return float(torch.cat(losses).mean())
 
 
 def _copy(trainer: TrainerLike, weights: Weights) -> torch.nn.Module:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.data.allowed_paths import COORDINATOR
+from polyclinic.data.source import AT_SITES
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
@@ -237,7 +238,7 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[SeedKeys | Public
     if study is None or not study.exists():
         return None, False
     tables = tomllib.loads(study.read_text(encoding="utf-8"))
-    deployed = tables.get("data", {}).get("source") == "at-sites"
+    deployed = tables.get("data", {}).get("source") in AT_SITES
     return (None if deployed else SeedKeys(int(tables.get("seed", 0)))), False
 
 

@@ -22,7 +22,7 @@ from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import Slices, Window
 from polyclinic.data.source import FileSource, Source
 from polyclinic.data.volumes.preparation import Preparation
-from polyclinic.data.volumes.source import VolumeSource
+from polyclinic.data.volumes.source import OfVolumes
 from polyclinic.errors import BadInput
 from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
@@ -165,7 +165,7 @@ def card_of(
 
 def preparation_of(data: Source) -> dict[str, Any]:
     """The preparation of the images of a source, as settings of a card."""
-    if isinstance(data, VolumeSource):
+    if isinstance(data, OfVolumes):
         known = {name: getattr(data, name) for name in ("channels", "structures", "preparation")}
         return {"volume": VolumeCard(**known)}
     from_files = isinstance(data, FileSource)  # phantoms have settings of the same names and another meaning

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic import models
-from polyclinic.data.volumes.source import VolumeSource
+from polyclinic.data.volumes.source import OfVolumes
 from polyclinic.runner.run.machine import precision_of
 from polyclinic.study import Study
 from polyclinic.tasks import Target
@@ -39,7 +39,7 @@ def training_gigabytes(build: Callable[[], nn.Module], patch: Sequence[int], *, 
 def memory_sentence(study: Study, free: float = math.inf) -> str:
     """What training on a GPU needs, and the cure where fewer GB are free; "" for images."""
     data = study.data
-    if not isinstance(data, VolumeSource):
+    if not isinstance(data, OfVolumes):
         return ""
     patch, target = (len(data.channels), *data.size), Target(structures=tuple(data.structures.items()))
     shape = {"channels": patch[0], "outputs": study.task.outputs(target), "size": data.size}
