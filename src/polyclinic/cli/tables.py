@@ -92,7 +92,7 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     if rounded:
         told, mean, sites = (rounded[part] for part in ("pooled", "mean", "per_site"))
     rows: list[Any] = [("all sites together", sum(counts.values()) if counts else "-", *_cells(told, names))]
-    rows.append(("mean over sites", "", *_cells(mean, names)))
+    rows += [("mean over sites", "", *_cells(mean, names))] if mean else []
     if guessed := result.values.get("without_images"):
         rows.append(("a guess without images", "", *_cells(guessed, names)))
     rows.append(None)

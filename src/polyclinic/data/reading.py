@@ -262,12 +262,12 @@ def _looks_like_dicom(file: Path) -> bool:
 def _picture(file: Path, max_pixels: int) -> np.ndarray:
     with Image.open(file, formats=FORMATS) as opened:
         check_picture(opened, max_pixels)
-        picture = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith(("I", "F")):
-            values = np.asarray(picture)
+        ImageOps.exif_transpose(opened, in_place=True)  # a large image lies in memory once
+        if opened.mode.startswith(("I", "F")):
+            values = np.asarray(opened)
             return window_to_uint8(values, float(values.min()), float(values.max()))
-        grey = picture.mode in ("1", "L", "LA")
-        return np.asarray(picture.convert("L" if grey else "RGB"))
+        mode = "L" if opened.mode in ("1", "L", "LA") else "RGB"
+        return np.asarray(opened if opened.mode == mode else opened.convert(mode))
 
 
 def _dicom_frame(file: Path, frame: int | None, reader: Reader) -> np.ndarray:

@@ -78,7 +78,7 @@ def _metrics(run: RunEvidence) -> Table:
     counts = image_counts(run.result, run.split)
     rows: list[list[Cell]] = [
         [ALL, sum(counts.values()) or None, *_values(scores["pooled"], names), *_values(of_all, extra)],
-        [MEAN, None, *_values(scores["mean"], names), *_values({}, extra)],
+        *([[MEAN, None, *_values(scores["mean"], names), *_values({}, extra)]] if scores["mean"] else []),
     ]
     for site, own in scores["per_site"].items():
         rows.append([site, counts.get(site), *_values(own, names), *_values(of_sites.get(site, {}), extra)])

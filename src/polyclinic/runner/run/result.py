@@ -124,7 +124,8 @@ class Result:
     def __repr__(self) -> str:
         images, scores, per_site = result_display.final_scores(self.values)
         told = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if name != "loss")
-        about = f"{self.values['method']}, seed {self.values['seed']}, {len(per_site)} sites"
+        sites = len(per_site) or len(self.values["communication"].get("per_site", {}))
+        about = f"{self.values['method']}, seed {self.values['seed']}, {sites} sites"
         return f"Result({about}; {images} images: {told}; {self.folder})"
 
     def _repr_html_(self) -> str:
