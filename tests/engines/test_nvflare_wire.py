@@ -31,8 +31,7 @@ class Worker:
         self.killed = threading.Event()
 
     def restore(self, positions):
-        [self.position] = positions.values()
-        self.restored = self.position
+        self.position = self.restored = next(iter(positions.values()))
 
     def exchange_call(self, data, deadline, durable=None):
         call = Call.from_bytes(data)
@@ -59,8 +58,7 @@ class Federation:
         self.wire = wire or (lambda site, what: None)
         self.durable = 0
         sends = {site: self._sender(site) for site in sites}
-        patience = patience or Patience(None, 3600.0)
-        self.engine = NVFlare(sends, patience=patience, simulation=True, durable=self._count)
+        self.engine = NVFlare(sends, patience=patience or Patience(None, 3600.0), simulation=True, durable=self._count)
 
     def _count(self):
         self.durable += 1
