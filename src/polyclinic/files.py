@@ -4,8 +4,6 @@ What is written atomically lies under its name as a whole or not at all, wheneve
 written beside its place, as `<name>.partial`, and renamed: so two processes that may write the same file hold a lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -134,7 +132,7 @@ def read_json(path: Path) -> JsonObject:
     return found
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = False, placed: bool = False) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", *, durable: bool = False, placed: bool = False) -> None:
     """Write tensors atomically, as a safetensors file whose header has their digest; `durable` as in `atomic_write`.
     `placed`: they are read again under this name, in a folder of this name, or not at all."""
     from safetensors import SafetensorError
@@ -153,7 +151,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = 
         sync_folder(path.parent)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file, in memory: the file may be removed or replaced from now on.
 
     Damaged if it is missing, or if its tensors are not those that `write_tensors` wrote.
@@ -179,7 +177,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+def digest_of_tensors(tensors: "Mapping[str, Tensor]") -> str:
     """SHA-256 of names, types, shapes and bytes of contiguous tensors on the CPU, in the order of their names."""
     import torch
 
@@ -190,7 +188,7 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def decode_tensors(content: bytes) -> dict[str, Tensor]:
+def decode_tensors(content: bytes) -> "dict[str, Tensor]":
     """The tensors of safetensors bytes, in the order of the file: `safetensors.torch.load` gives them in another order
     in every process."""
     from safetensors.torch import load
@@ -205,7 +203,7 @@ def _header(content: bytes) -> dict:
     return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
-def contiguous_cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def contiguous_cpu_copies(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Tensors as safetensors writes them: on the CPU, contiguous, copied where they share memory."""
     seen: set[int] = set()
     result = {}

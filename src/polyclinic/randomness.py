@@ -5,8 +5,6 @@ interrupted run do not change a result. Generators are seeded here and nowhere e
 takes 32 bits of a seed only, and of some 65,000 such seeds two are likely the same, so its whole state is set.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -30,14 +28,14 @@ def seed_of(*address: str | int) -> int:
     return int.from_bytes(hashlib.sha256(_text(*address)).digest()[:8], "big") >> 1
 
 
-def torch_rng(*address: str | int) -> torch.Generator:
+def torch_rng(*address: str | int) -> "torch.Generator":
     """A fresh CPU generator of torch for the given address."""
     import torch
 
     return seed_generator(torch.Generator(), *address)
 
 
-def device_rng(device: torch.device, *address: str | int) -> torch.Generator:
+def device_rng(device: "torch.device", *address: str | int) -> "torch.Generator":
     """A fresh generator of torch for the given address, which draws on the device."""
     import torch
 
@@ -49,7 +47,7 @@ def numpy_rng(*address: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(_text(*address)).digest(), "big")))
 
 
-def seed_generator(generator: torch.Generator, *address: str | int) -> torch.Generator:
+def seed_generator(generator: "torch.Generator", *address: str | int) -> "torch.Generator":
     """The same generator, at the beginning of the stream of the given address. A GPU's takes the 63-bit seed."""
     if generator.device.type == "cpu":
         return generator.set_state(_cpu_state(*address))
@@ -57,7 +55,7 @@ def seed_generator(generator: torch.Generator, *address: str | int) -> torch.Gen
 
 
 @contextlib.contextmanager
-def seeded(*address: str | int, gpus: Sequence[torch.device | int] = ()) -> Iterator[None]:
+def seeded(*address: str | int, gpus: "Sequence[torch.device | int]" = ()) -> Iterator[None]:
     """A while in which draws from torch's global state, on the CPU and these GPUs, are those of the given address.
 
     For what can draw from there only, as dropout and new layers do. The global state is put back afterwards; that of
@@ -75,7 +73,7 @@ def seeded(*address: str | int, gpus: Sequence[torch.device | int] = ()) -> Iter
 
 
 @contextlib.contextmanager
-def _seeded_gpus(gpus: Sequence[torch.device | int], *address: str | int) -> Iterator[None]:
+def _seeded_gpus(gpus: "Sequence[torch.device | int]", *address: str | int) -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng(devices=list(gpus)):
@@ -89,7 +87,7 @@ def _text(*address: str | int) -> bytes:
     return "\x1f".join([f"{type(part).__name__}:{part}" for part in address]).encode()
 
 
-def _cpu_state(*address: str | int) -> torch.Tensor:
+def _cpu_state(*address: str | int) -> "torch.Tensor":
     """The state of a CPU generator at the beginning of its stream: all words of mt19937 come from the address."""
     import torch
 

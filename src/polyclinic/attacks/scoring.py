@@ -1,11 +1,8 @@
 """Scores of reconstructions (MSE, PSNR, SSIM): the only module of `attacks` that receives ground truth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +11,8 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import mean_squared_error, psnr, ssim
+from polyclinic.metrics.perceptual import Distance
 from polyclinic.palette import FAINT, LIGHT
-
-if TYPE_CHECKING:
-    from polyclinic.metrics.perceptual import Distance
-
 
 FAILED = 2.0  # the papers' bound: a mean squared error of 2 is no image in [0, 1]
 

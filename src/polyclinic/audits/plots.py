@@ -1,7 +1,5 @@
 """Plots of findings: histograms of members beside held-out images, and images beside their nearest ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +59,7 @@ def histograms(
     return draw
 
 
-def _tidy(axes: Axes, measured: str) -> None:
+def _tidy(axes: "Axes", measured: str) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)

@@ -5,8 +5,6 @@ last bits, in the order of rows, in names or metadata. One that is not, or whose
 without a reference here, may hold anything that no attack looks for, and has withstood nothing.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -150,7 +148,7 @@ def carry_out_changed(assembly: Assembly, site: str, release: Release, change: C
 # --- held against what left -----------------------------------------------------------------------------
 
 
-def why_unexplained(tools: Tools, audited: AuditedParcel) -> tuple[str, Mapping[str, Tensor]]:
+def why_unexplained(tools: "Tools", audited: "AuditedParcel") -> tuple[str, Mapping[str, Tensor]]:
     """Why a parcel is not shown to hold nothing but what its operation gives, empty where it is; and the tensors that
     the operation gives in its place, where that could be found out."""
     for site, release in audited.parts.items():
@@ -163,7 +161,7 @@ def why_unexplained(tools: Tools, audited: AuditedParcel) -> tuple[str, Mapping[
     return "", {}
 
 
-def _compared(tools: Tools, site: str, release: Release, not_kept: int) -> tuple[str, list[Parcel]]:
+def _compared(tools: "Tools", site: str, release: Release, not_kept: int) -> tuple[str, list[Parcel]]:
     name = release.operation
     if foreign := plugin_in(tools.assembly, site):
         return f"the study's {foreign} is code of a plug-in, which cannot show what '{name}' gives", []

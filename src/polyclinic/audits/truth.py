@@ -5,8 +5,6 @@ simulated run they are other sites' held-out images. A deployed site has no othe
 images stand for them. Phantoms, drawn by Polyclinic, or any source of data can take their place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -191,7 +189,7 @@ class AttackerImages:
     held_out: Tensor
 
 
-def attacker_images(tools: Tools, site: str, truth: Truth) -> AttackerImages:
+def attacker_images(tools: "Tools", site: str, truth: Truth) -> AttackerImages:
     """What the study's `audit.own_images` names; no images where there are none."""
     wanted = (tools.assembly.study.audit or Audit()).own_images
     held_out = truth.held_out(tools.effort.candidates)[0].float() / 255
@@ -213,7 +211,7 @@ def start_near(own: Tensor, count: int, seed: int) -> Tensor:
     return (own.mean(0) + APART * noise).clamp(0, 1)
 
 
-def _other_sites(tools: Tools, site: str, most: int) -> Tensor:
+def _other_sites(tools: "Tools", site: str, most: int) -> Tensor:
     if tools.assembly.open_data is not None:  # a deployed site has its own images alone
         return torch.zeros(0, *tools.image_shape)
     others = [tools.site_data(name) for name in tools.assembly.prepared.names if name != site]
@@ -225,7 +223,7 @@ def _other_sites(tools: Tools, site: str, most: int) -> Tensor:
     return images[chosen].float() / 255
 
 
-def _of_sources(tools: Tools, names: tuple[str, ...], most: int) -> Tensor:
+def _of_sources(tools: "Tools", names: tuple[str, ...], most: int) -> Tensor:
     channels, *size = tools.image_shape
     found = [_load(name, most // len(names), size[0], tools.seed) for name in names]
     resized = [F.interpolate(images, size=size, mode="bilinear", antialias=True) for images in found]

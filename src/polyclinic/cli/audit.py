@@ -3,8 +3,6 @@
 `audit update` and `audit images` attack what other programs made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
@@ -92,7 +90,7 @@ def audit(
         show_grid(report, run) if grid else show_verdicts(report, run)
 
 
-def _report(run: Path, grid: bool, options: dict[str, Any], display: RunDisplay | None) -> dict[str, Any]:
+def _report(run: Path, grid: bool, options: dict[str, Any], display: "RunDisplay | None") -> dict[str, Any]:
     from polyclinic.audits.audit import audit as audit_run
     from polyclinic.audits.grid import grid as grid_of_run
     from polyclinic.progress import listening

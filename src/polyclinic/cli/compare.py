@@ -1,7 +1,5 @@
 """`polyclinic compare`: several methods and seeds on one study, in one table; `polyclinic tune` searches settings."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator
@@ -96,7 +94,7 @@ def compare(
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
 
 
-def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
+def check_before_any_starts(planned: "list[Entry]", *, quiet: bool) -> None:
     """BadInput where a run could not start; the sites' images are prepared on the way, and the display shows it."""
     from polyclinic.cli.display import RunDisplay
     from polyclinic.runner.compare.compare import check_all
@@ -106,7 +104,7 @@ def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
 
 
 @contextlib.contextmanager
-def watched(planned: list[Entry], *, quiet: bool) -> Iterator[Callable[[object], None]]:
+def watched(planned: "list[Entry]", *, quiet: bool) -> Iterator[Callable[[object], None]]:
     """One progress display for all runs, a bar each, and what brings it up to date."""
     from rich.console import Console
 
@@ -144,7 +142,7 @@ def groups_over(over: str | None) -> dict[str, list[str]]:
     return groups
 
 
-def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
+def print_table(summary: JsonObject, study: "Study", group: str = "") -> None:
     """Mean ± standard deviation over seeds and folds, a row for each method."""
     from polyclinic.cli import tables
     from polyclinic.files import human_bytes
@@ -189,7 +187,7 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
         )
 
 
-def print_warnings(planned: list[Entry]) -> None:
+def print_warnings(planned: "list[Entry]") -> None:
     """A line for each method whose runs warned: the last thing that one said, and how many more there are."""
     from rich.console import Console
 

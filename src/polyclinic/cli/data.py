@@ -1,8 +1,6 @@
 """`polyclinic data list`, `show`, `inspect` and `clean`: which sources there are, what they need, how sites differ.
 `polyclinic weights list` and `get`: public weights that some attacks measure with."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping
@@ -172,12 +170,12 @@ def clean(
         typer.echo(f"add --yes to remove {total} from {cache_folder()}; nothing was removed")
 
 
-def summary(kind: type[Source]) -> str:
+def summary(kind: "type[Source]") -> str:
     """The first sentence of a source's own words."""
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
-def counts_table(parts: PreparedSites, title: str) -> Table:
+def counts_table(parts: "PreparedSites", title: str) -> "Table":
     """Images of each split and, of the training images, of each class (or the spread of their values)."""
     from polyclinic.cli.tables import table_of
 
@@ -193,7 +191,7 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     return table_of(columns, rows, title=title, title_justify="left", caption=caption)
 
 
-def facts_of_volumes(parts: PreparedSites) -> dict[str, dict[str, str]]:
+def facts_of_volumes(parts: "PreparedSites") -> dict[str, dict[str, str]]:
     """Of each site's training volumes: the medians of voxels, spacings and intensities of channels, in words."""
     import numpy as np
 
@@ -219,7 +217,7 @@ def _only_masks(info: JsonObject) -> bool:
     return bool(info["has_masks"]) and len(info["classes"]) == 1
 
 
-def _labels(parts: PreparedSites) -> tuple[list[str], dict[str, list[str]], list[str]]:
+def _labels(parts: "PreparedSites") -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Columns about the labels of training images: their names, the cells of each site, and those of all sites."""
     import numpy as np
 
@@ -242,7 +240,7 @@ def _labels(parts: PreparedSites) -> tuple[list[str], dict[str, list[str]], list
     return classes, {site: [f"{count:,}" for count in own] for site, own in counts.items()}, sums
 
 
-def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
+def draw_sites(parts: "PreparedSites", title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
 

@@ -1,7 +1,5 @@
 """`polyclinic deploy`: a study across institutions, or all of them on this machine for a rehearsal."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time
@@ -370,7 +368,7 @@ def inspect(
     show_inspection(result["inspect"], study.stem, picture)
 
 
-def send_question(asked: Study, name: str, folder: Path, out: Path | None, within: float) -> JsonObject:
+def send_question(asked: "Study", name: str, folder: Path, out: Path | None, within: float) -> JsonObject:
     """Submit a study that trains nothing, and wait for its result."""
     from polyclinic.deployment.admin import Administration, Submission
 
@@ -382,7 +380,7 @@ def send_question(asked: Study, name: str, folder: Path, out: Path | None, withi
     return result
 
 
-def watch(administration: Administration, submission: Submission, job: str) -> JsonObject:
+def watch(administration: "Administration", submission: "Submission", job: str) -> JsonObject:
     """Wait for the result of a job, and show how far it is."""
     from polyclinic.cli.display import RunDisplay
     from polyclinic.deployment.admin import Watch
@@ -391,7 +389,7 @@ def watch(administration: Administration, submission: Submission, job: str) -> J
         return Watch(administration, display, typer.echo).run(submission, job)
 
 
-def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:
+def show_result(name: str, result: JsonObject, administration: "Administration", out: Path | None) -> None:
     from polyclinic.cli.tables import print_result
     from polyclinic.runner.run.result import Result
 

@@ -1,8 +1,6 @@
 """`polyclinic doctor`: whether this machine can run Polyclinic, and what to do where it cannot. It needs no network.
 `polyclinic bench`: how fast this machine is, in about two minutes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -195,7 +193,7 @@ def bench(
     if out:
         check_place(out)
 
-    def show(row: Measured) -> None:
+    def show(row: "Measured") -> None:
         if not as_json:
             typer.echo(f"{row.value:>10} {row.unit:<3} {row.what}")
 

@@ -1,7 +1,5 @@
 """`polyclinic ledger`: check every site's ledger, and say what left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +86,7 @@ def who(
         typer.echo("no run knew this patient")
 
 
-def sentence_about(site: str, checked: Checked) -> str:
+def sentence_about(site: str, checked: "Checked") -> str:
     """A sentence about a ledger that holds."""
     count, signed = len(checked.lines), checked.signatures_checked
     words = [f"{site}: {count} lines, each follows the one before it"]
@@ -107,7 +105,7 @@ def sentence_about(site: str, checked: Checked) -> str:
     return "; ".join(words) + "."
 
 
-def show_lines(ledgers: Mapping[str, Checked]) -> None:
+def show_lines(ledgers: "Mapping[str, Checked]") -> None:
     every = [{"site": site, **line} for site, checked in ledgers.items() for line in checked.lines]
     wide = {name: max((len(str(line[name])) for line in every), default=0) for name in ("site", "operation", "kind")}
     for line in every:
@@ -118,7 +116,7 @@ def show_lines(ledgers: Mapping[str, Checked]) -> None:
         typer.echo(f"{line['site']:<{wide['site']}}  {about}")
 
 
-def show_summary(ledgers: Mapping[str, Checked]) -> None:
+def show_summary(ledgers: "Mapping[str, Checked]") -> None:
     from rich.console import Console
 
     from polyclinic.cli.tables import human_bytes, table_of
@@ -137,7 +135,7 @@ def show_summary(ledgers: Mapping[str, Checked]) -> None:
 # --- plain sentences for a data protection officer: what left, to whom, and what protects it -----------
 
 
-def sentences(lines: Sequence[JsonObject]) -> list[str]:
+def sentences(lines: "Sequence[JsonObject]") -> list[str]:
     """Sentences of a ledger: what left, how often, to whom; what differential privacy covers and what not."""
     from polyclinic.files import human_bytes
 
@@ -169,7 +167,7 @@ def refusals(run: Path) -> list[str]:
     return [f"The gate kept parcels back {len(refused)} times ({where}):", *(f"- {text}" for text in refused)]
 
 
-def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
+def _what_left(lines: "Sequence[JsonObject]") -> Iterator[str]:
     from polyclinic.data.allowed_paths import COORDINATOR
     from polyclinic.federation.ledger.kinds import KINDS_IN_WORDS
     from polyclinic.files import human_bytes
@@ -187,7 +185,7 @@ def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
         yield f"- {KINDS_IN_WORDS.get(kind, kind)}: {when}, {size}, to {receiver} (step '{operation}')."
 
 
-def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
+def _protection(lines: "Sequence[JsonObject]") -> Iterator[str]:
     from polyclinic.federation.ledger.budget import Spent
     from polyclinic.federation.ledger.kinds import KINDS_IN_WORDS, OF_NO_IMAGE
 
@@ -209,7 +207,7 @@ def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
         yield f"No epsilon holds for: {', '.join(KINDS_IN_WORDS.get(kind, kind) for kind in bare)}."
 
 
-def _acts(lines: Sequence[JsonObject]) -> Iterator[str]:
+def _acts(lines: "Sequence[JsonObject]") -> Iterator[str]:
     """Lines that are about no parcel: keys that were changed, studies that were approved."""
     for line in lines:
         if not line["bytes"]:

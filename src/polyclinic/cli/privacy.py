@@ -1,7 +1,5 @@
 """`polyclinic privacy`: what training with differential privacy costs, before any is done."""
 
-from __future__ import annotations
-
 import json as json_format
 import math
 from dataclasses import dataclass
@@ -62,7 +60,7 @@ class Plan:
     noise: float | None
     epochs: float | None
     delta: float | None
-    accountant: Accountant
+    accountant: "Accountant"
     target: float | None
 
     def figures(self, samples: int) -> JsonObject:

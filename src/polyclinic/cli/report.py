@@ -1,7 +1,5 @@
 """`polyclinic report`: run or comparison as one page; `polyclinic serve`: a folder of runs, or a kit, in a browser."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from pathlib import Path
@@ -111,7 +109,7 @@ def serve(
         _serve(place.resolve(), listening, is_kit=kit is not None)
 
 
-def _serve(place: Path, listening: Listening, *, is_kit: bool) -> None:
+def _serve(place: Path, listening: "Listening", *, is_kit: bool) -> None:
     from polyclinic.report.serve import server
     from polyclinic.report.serve.app import folder_app
     from polyclinic.report.serve.jobs import Jobs

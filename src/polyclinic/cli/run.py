@@ -1,7 +1,5 @@
 """`polyclinic run`: run one study into a folder, or resume it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,7 +103,7 @@ def check_choice(flag: str, value: str, *choices: str) -> None:
         raise BadInput(f"{flag}: {no_such_choice(value, list(choices))}")
 
 
-def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
+def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> "Study":
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
     from polyclinic.study import load_run_study, load_study
     from polyclinic.study.reading import load_default

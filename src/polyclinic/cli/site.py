@@ -1,7 +1,5 @@
 """`polyclinic site`: for the people of a hospital; which studies may run here, and what has left."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,7 +209,7 @@ def distrust(
 # --- behind the commands ------------------------------------------------------------------------------
 
 
-def approvals_of(kit: Path) -> Approvals:
+def approvals_of(kit: Path) -> "Approvals":
     """Decisions of the site whose kit this is."""
     from polyclinic.deployment.site_status import approvals_of as found
 

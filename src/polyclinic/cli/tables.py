@@ -3,8 +3,6 @@
 Tables of an audit fit into 80 columns without breaking a word: names stand as they are, and only sentences are wrapped.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +74,7 @@ SHORT = 20
 # --- results of a run ---------------------------------------------------------------------------------
 
 
-def print_result(result: Result, shown: Sequence[str] = ()) -> None:
+def print_result(result: "Result", shown: Sequence[str] = ()) -> None:
     """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only.
 
     Of warnings that were `shown` while it ran, it says only how many there are.
@@ -231,7 +229,7 @@ def _cell(count: int) -> str:
     return "-" if count < 0 else f"{count:,}"
 
 
-def save_figure(figure: Figure, target: Path) -> None:
+def save_figure(figure: "Figure", target: Path) -> None:
     """Save a picture; BadInput where it cannot be written."""
     try:
         figure.savefig(target, dpi=150)

@@ -1,7 +1,5 @@
 """Labels: classes, values or masks; their mapping to a study's classes; how far those of sites differ (KS)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -35,7 +33,7 @@ class Labels:
     bounds: tuple[float, float] | None = None
 
     @classmethod
-    def masks(cls) -> Labels:
+    def masks(cls) -> "Labels":
         return cls("segmentation")
 
 
@@ -244,10 +242,10 @@ def unknown_classes(
     return {site: tuple(n for n, name in enumerate(classes) if name not in some) for site, some in known.items()}
 
 
-def without_classes(data: SiteData, unknown: Sequence[int]) -> SiteData:
+def without_classes(data: "SiteData", unknown: Sequence[int]) -> "SiteData":
     """A site's images without those of classes that it does not know: nobody there could have labelled them."""
 
-    def without(part: ImageSet) -> ImageSet:
+    def without(part: "ImageSet") -> "ImageSet":
         rows = np.flatnonzero(~np.isin(np.asarray(part.labels), unknown))
         return part if len(rows) == len(part) else part.take(rows)
 

@@ -4,8 +4,6 @@ Bounds are checked by the sizes that a file declares, before anything is decoded
 of gigabytes.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from dataclasses import dataclass
@@ -69,10 +67,10 @@ def to_uint8(values: np.ndarray) -> np.ndarray: ...
 
 
 @overload
-def to_uint8(values: Tensor) -> Tensor: ...
+def to_uint8(values: "Tensor") -> "Tensor": ...
 
 
-def to_uint8(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
+def to_uint8(values: "np.ndarray | Tensor") -> "np.ndarray | Tensor":
     """Intensities in [0, 1] times 255, rounded; what lies outside is clipped. A tensor comes back on the CPU.
 
     Halves are rounded up in arrays (images that are read or drawn), and to even in tensors (images that a network

@@ -1,7 +1,5 @@
 """Plot of a study's sites: label histograms, heterogeneity and sample images. Contact sheets: rows of images."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -38,7 +36,7 @@ def draw(
     unit: str = "",
     title: str = "",
     samples: str = "Training images",
-) -> Figure:
+) -> "Figure":
     """Counts per site and class (or the distribution of values in `unit`), pairwise KS, and sample images.
 
     `samples` says which images are shown. One site has nothing to differ from, and no panel about that; so have images
@@ -77,7 +75,7 @@ def draw(
     return figure
 
 
-def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
+def _stacked_bars(axes: "Axes", labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
     """A bar per site, from top to bottom in order, one colour per class, with its numbers."""
     counts = {name: np.bincount(values, minlength=len(classes)).tolist() for name, values in labels.items()}
     words = "training images of each class" if len(classes) > 1 else "training images"
@@ -94,7 +92,7 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
         named.remove()
 
 
-def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:
+def _ridges(axes: "Axes", labels: Mapping[str, np.ndarray], unit: str) -> None:
     """A histogram per site, one above the other, with the median marked and the count named."""
     from matplotlib import colormaps
 
@@ -117,13 +115,13 @@ def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:
     axes.set_xlabel(unit or "label", color=INK)
 
 
-def _name_rows(axes: Axes, names: list[str], shift: float = 0.0) -> None:
+def _name_rows(axes: "Axes", names: list[str], shift: float = 0.0) -> None:
     """Names of the sites at their rows; of many sites only every so many, so that they can be read."""
     every = -(-len(names) // MOST_ROWS)
     axes.set_yticks([k + shift for k in range(0, len(names), every)], names[::every])
 
 
-def _how_they_differ(axes: Axes, labels: Mapping[str, np.ndarray]) -> None:
+def _how_they_differ(axes: "Axes", labels: Mapping[str, np.ndarray]) -> None:
     """The KS statistic of each pair as a heat map, and their mean in the title."""
     table, names = pairwise_ks(labels), list(labels)
     mean = table[np.triu_indices(len(table), k=1)].mean()
@@ -189,7 +187,7 @@ def outlined(images: Images, masks: np.ndarray, colour: tuple[int, int, int] = (
     return drawn
 
 
-def draw_rows(axes: Axes, rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
+def draw_rows(axes: "Axes", rows: Mapping[str, Images], captions: Sequence[str] = (), *, size: float = 9) -> None:
     """Draw rows of images into `axes` of matplotlib: names at the left, captions above the columns, in font `size`."""
     picture = mosaic(list(rows.values()))
     axes.imshow(picture, interpolation="antialiased")

@@ -1,7 +1,5 @@
 """Image readers: PNG, JPEG, TIFF and similar; DICOM with windowing; NIfTI slice by slice."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import math
@@ -136,7 +134,7 @@ def load_nifti(file: Path) -> Any:
     return nibabel.load(file)
 
 
-def read_dicom(file: Path, max_pixels: int = MOST_PIXELS, **options: Any) -> pydicom.Dataset:
+def read_dicom(file: Path, max_pixels: int = MOST_PIXELS, **options: Any) -> "pydicom.Dataset":
     """What `pydicom.dcmread` reads. A deflated file is inflated no further than any header, and then than the pixels
     that the header declares: a megabyte can become a thousand."""
     import pydicom
@@ -149,7 +147,7 @@ def read_dicom(file: Path, max_pixels: int = MOST_PIXELS, **options: Any) -> pyd
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     plain = inflater.decompress(file.read_bytes()[start:], MOST_HEADER)
 
-    def opened(**options: Any) -> tuple[pydicom.Dataset, int]:
+    def opened(**options: Any) -> "tuple[pydicom.Dataset, int]":
         content = io.BytesIO()
         content.write(bytes(128) + b"DICM")
         pydicom.filewriter.write_file_meta_info(content, meta)  # type: ignore[arg-type]
@@ -172,7 +170,7 @@ def read_dicom(file: Path, max_pixels: int = MOST_PIXELS, **options: Any) -> pyd
     return opened(**options)[0]
 
 
-def _declared_bytes(header: pydicom.Dataset, max_pixels: int) -> int:
+def _declared_bytes(header: "pydicom.Dataset", max_pixels: int) -> int:
     """Bytes of the pixels by what a header declares; ValueError where they are more than the study allows."""
     names = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated")
     frames, samples, bits = (int(header.get(name) or 1) for name in names)
@@ -180,7 +178,7 @@ def _declared_bytes(header: pydicom.Dataset, max_pixels: int) -> int:
     return (int(header.Columns) * int(header.Rows) * frames * samples * bits + 7) // 8
 
 
-def _check_frames(header: pydicom.Dataset) -> None:
+def _check_frames(header: "pydicom.Dataset") -> None:
     """ValueError for compressed frames that say themselves that they are larger than the header does, or that have
     more bytes than their pixels: run lengths become 64 times as many."""
     from pydicom.encaps import generate_frames
@@ -292,7 +290,7 @@ def _dicom_frame(file: Path, frame: int | None, reader: Reader) -> np.ndarray:
     return 255 - grey if header.get("PhotometricInterpretation") == "MONOCHROME1" else grey
 
 
-def _windowed(values: np.ndarray, header: pydicom.Dataset, window: Window | None) -> np.ndarray:
+def _windowed(values: np.ndarray, header: "pydicom.Dataset", window: Window | None) -> np.ndarray:
     """The study's window, else the file's table or window (its first), else from darkest to brightest."""
     if window is None and header.get("VOILUTSequence"):
         from pydicom.pixels import apply_voi_lut

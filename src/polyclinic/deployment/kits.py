@@ -9,8 +9,6 @@ DEPLOYMENT/site_keys.toml    the public keys of all, for whoever checks ledgers
 DEPLOYMENT/authority/        the key that signs certificates: keep it, and show it to nobody
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -172,7 +170,7 @@ def _provisioned(folder: Path, server: str, port: int, other: dict[str, Any], ce
         yield Path(scratch) / PROJECT
 
 
-def write_site(kit: Path, name: str, admission: Admission, tls_key: Path, relay: str) -> None:
+def write_site(kit: Path, name: str, admission: "Admission", tls_key: Path, relay: str) -> None:
     """Put what NVFlare needs into a site's kit; what its people may have changed there stays."""
     coordinator = admission.roster.coordinator
     with tempfile.TemporaryDirectory(dir=kit, prefix=SCRATCH) as scratch:

@@ -4,14 +4,12 @@ NVFlare makes one object of each program for a job and finds its functions by th
 travels between them.
 """
 
-from __future__ import annotations
-
 import datetime
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.exceptions import RunAborted
@@ -19,14 +17,12 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.lighter.impl import cert
 
+from polyclinic.deployment.coordination import Coordination
 from polyclinic.engines.nvflare.engine import JOB_ENDED, JobEnded, Send
 from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, TOKEN, decode_property, end_with, is_simulated
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput
-
-if TYPE_CHECKING:
-    from polyclinic.deployment.coordination import Coordination
 
 log = logging.getLogger(__name__)
 #: seconds that a site which is stopped waits for the coordinator to know

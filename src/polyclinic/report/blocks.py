@@ -1,18 +1,15 @@
 """Blocks of a report: sections of sentences, charts, tables and pictures, which know neither HTML nor PDF; names and
 definitions of metrics and other terms, and numbers as they are written for a person."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from polyclinic.palette import Palette
+from polyclinic.palette import Palette
 
 Cell = str | float | int | None
 

@@ -5,8 +5,6 @@ templates/report.html shows them. Nothing of a study is run, so that a folder fr
 text of the data is escaped, and a content security policy forbids scripts and connections.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -185,7 +183,7 @@ WEB = Palette(
 )  # fmt: skip
 
 
-def figure_of(chart: Chart, theme: Palette) -> Figure:
+def figure_of(chart: Chart, theme: Palette) -> "Figure":
     """The chart, drawn by matplotlib."""
     from matplotlib.figure import Figure
 

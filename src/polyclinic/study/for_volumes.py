@@ -1,8 +1,6 @@
 """`polyclinic study new --for DIR` where DIR holds volumes: their channels, structures and hospitals by names, spacing,
 patch, batch and network by nnU-Net's rules."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -190,7 +188,7 @@ def _text(
     path: str,
     channels: list[str],
     values: list[int],
-    plan: VolumePlan,
+    plan: "VolumePlan",
     sites: Counter[str],
     looked: list[tuple[np.ndarray, np.ndarray, float]],
     said: list[str],

@@ -1,7 +1,5 @@
 """What may leave a site: combinations of privacy, sums and kinds of parcel that cannot work, each with the cure."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from polyclinic.data.source import AtSites
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 COVERABLE = {"weights", "gradients", "generator", "synthetic-images", "statistics"}
 
 
-def check_privacy(study: Study) -> None:
+def check_privacy(study: "Study") -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
         if study.method.traits.trains == "private head":
@@ -62,7 +60,7 @@ def check_privacy(study: Study) -> None:
         try_private(study)
 
 
-def score_obstacle(study: Study) -> str | None:
+def score_obstacle(study: "Study") -> str | None:
     """Why scores that leave cannot be noised: a sentence with the cure, or None."""
     released = operations_of(study.method).items()
     others = [name for name, found in released if "metrics" in found.releases and name != "evaluate"]
@@ -78,7 +76,7 @@ def score_obstacle(study: Study) -> str | None:
     return None
 
 
-def check_sums(study: Study) -> None:
+def check_sums(study: "Study") -> None:
     """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
     settings = study.federation
     for name in ("threshold", "liars"):
@@ -101,7 +99,7 @@ def check_sums(study: Study) -> None:
         _check_secure(study, count)
 
 
-def _check_label_sets(study: Study) -> None:
+def _check_label_sets(study: "Study") -> None:
     """BadInput where sites know different classes, and the method would make the model unlearn some."""
     if not study.federation.label_sets:
         return
@@ -117,7 +115,7 @@ def _check_label_sets(study: Study) -> None:
         raise BadInput(f"{setting}: does not go with [privacy], [replay] or mixup; take one of the two out")
 
 
-def _check_secure(study: Study, count: int) -> None:
+def _check_secure(study: "Study", count: int) -> None:
     settings, fraction = study.federation, study.method.fraction
     asked = max(1, round(fraction * count)) if count else 0
     if count and asked < FEWEST:
@@ -132,7 +130,7 @@ def _check_secure(study: Study, count: int) -> None:
         )
 
 
-def check_kinds(study: Study) -> None:
+def check_kinds(study: "Study") -> None:
     """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
     of simulated sites does not let out. A deployed site has a policy of its own, and is asked to be no attacker."""
     if study.poisoning and isinstance(study.data, AtSites):

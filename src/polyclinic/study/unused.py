@@ -4,8 +4,6 @@ A setting counts as given where it differs from its default: a study with every 
 (`polyclinic study new`) says nothing that nobody chose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +19,7 @@ class Rule(NamedTuple):
 
     table: str
     settings: tuple[str, ...]
-    is_read: Callable[[Study], bool]
+    is_read: "Callable[[Study], bool]"
     why: str
 
 
@@ -67,7 +65,7 @@ READ_ABOVE_ZERO = (
 def _with(table: str, settings: str, decides: str, reads: tuple[str, ...] | str) -> Rule:
     """A rule of READ_WITH or READ_ABOVE_ZERO; a variant without the setting that decides reads them."""
 
-    def is_read(study: Study) -> bool:
+    def is_read(study: "Study") -> bool:
         own = getattr(study, table)
         if not hasattr(own, decides):
             return True
@@ -128,13 +126,13 @@ def notice_other_images(source: str, settings: Sequence[str]) -> None:
         notice_once(f"{names}: not used, as data.source = '{source}' has images of another kind")
 
 
-def notice_ignored(study: Study) -> None:
+def notice_ignored(study: "Study") -> None:
     """Say which settings of the study have no effect, and why, once in a process."""
     for sentence in ignored(study):
         notice_once(sentence)
 
 
-def ignored(study: Study) -> Iterator[str]:
+def ignored(study: "Study") -> Iterator[str]:
     """A sentence for every rule by which settings that somebody gave are not read."""
     for rule in RULES:
         table = getattr(study, rule.table)

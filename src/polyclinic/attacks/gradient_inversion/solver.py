@@ -1,7 +1,5 @@
 """The solver of gradient inversion: from parcels and public knowledge to reconstructed images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ class Reconstruction:
 class Inversion:
     """One attack with its settings, ready to be run on parcels."""
 
-    def __init__(self, settings: GradientInversion, knowledge: Knowledge, *, seed: int, device: str) -> None:
+    def __init__(self, settings: "GradientInversion", knowledge: Knowledge, *, seed: int, device: str) -> None:
         self.settings, self.knowledge = settings, knowledge
         self.seed, self.device = seed, device
         self.shape = (knowledge.batch_size, *knowledge.image_shape)
@@ -117,7 +115,7 @@ class Inversion:
         ]
         self._check_knowledge()
 
-    def run(self, parcels: Sequence[Parcel]) -> Reconstruction:
+    def run(self, parcels: "Sequence[Parcel]") -> Reconstruction:
         """The reconstruction of all parcels, `at_once` of them in a batch."""
         self._check_counts(len(parcels))
         size = len(parcels) if self.settings.joined else self.settings.at_once
@@ -130,7 +128,7 @@ class Inversion:
         trajectory = ImageTrajectory(steps, **kept) if steps else None
         return Reconstruction(**fields, threat_model=str(self.settings), trajectory=trajectory)
 
-    def _attack_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+    def _attack_group(self, parcels: "Sequence[Parcel]", rows: range) -> dict[str, Tensor]:
         settings, known = self.settings, self.knowledge
         simulation = self._simulation(parcels, rows)
         if wrong := {parcel.kind for parcel in parcels} - {settings.kind}:
@@ -152,7 +150,7 @@ class Inversion:
             return self._search(problem.of_one_point(), parcels[:1], rows[:1])
         return self._search(problem, parcels, rows)
 
-    def _search(self, problem: objective.Objective, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+    def _search(self, problem: objective.Objective, parcels: "Sequence[Parcel]", rows: range) -> dict[str, Tensor]:
         """The best of all restarts."""
         settings, best = self.settings, dict[str, Tensor]()
         for restart in range(settings.restarts):
@@ -177,7 +175,7 @@ class Inversion:
 
     # --- what is seen, and what is known or guessed -----------------------------------------------
 
-    def _simulation(self, parcels: Sequence[Parcel], rows: range) -> objective.Simulation:
+    def _simulation(self, parcels: "Sequence[Parcel]", rows: range) -> objective.Simulation:
         """A site that sends what these parcels hold: gradients or weights of some of the network's parameters."""
         sent = {name for name in parcels[0].tensors if all(name in parcel.tensors for parcel in parcels)}
         shapes = {name: weight.shape for name, weight in self.networks[0].named_parameters() if name in sent}
@@ -260,7 +258,7 @@ class Inversion:
         counts = [analytic.counts(single, self.networks[row], layer, size) for single, row in pairs]
         return analytic.as_labels(torch.cat(counts))
 
-    def _start(self, parcel: Parcel, row: int, problem: objective.Objective, restart: int) -> Tensor:
+    def _start(self, parcel: "Parcel", row: int, problem: objective.Objective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
         rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
         given, scheme = self.knowledge.start_images, self.settings.start

@@ -1,7 +1,5 @@
 """How a volume is prepared: turned to right, front and head, cut to what is not empty, resampled, normalised."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -90,11 +88,11 @@ class Preparation(Settings):
         mean, deviation = (np.array(columns[name], np.float32) for name in ("mean", "deviation"))
         return [t.Lambdad(IMAGE, clip), t.NormalizeIntensityd(IMAGE, mean, deviation, channel_wise=True)]
 
-    def prepare(self, raw: RawVolume) -> Prepared:
+    def prepare(self, raw: "RawVolume") -> Prepared:
         """A case as the network takes it; `raw` stays as it is."""
         return self.prepared_and_back(raw)[0]
 
-    def prepared_and_back(self, raw: RawVolume) -> tuple[Prepared, Callable[[Tensor], Tensor]]:
+    def prepared_and_back(self, raw: "RawVolume") -> "tuple[Prepared, Callable[[Tensor], Tensor]]":
         """A prepared case, and what brings float maps [K, X, Y, Z] of it to the case's own grid; 0 where it was cut."""
         import torch
         from monai.data import MetaTensor
@@ -116,7 +114,7 @@ class Preparation(Settings):
         mask = found[MASK].numpy()[0].astype(np.uint8) if raw.mask is not None else None
         spacing = tuple(np.linalg.norm(found[IMAGE].affine[:3, :3].numpy(), axis=0).tolist())
 
-        def back(maps: Tensor) -> Tensor:
+        def back(maps: "Tensor") -> "Tensor":
             with_past = MetaTensor(maps, found[IMAGE].affine, applied_operations=found[IMAGE].applied_operations)
             with allow_missing_keys_mode(transforms):
                 undone: Tensor = transforms.inverse({IMAGE: with_past})[IMAGE].as_tensor()

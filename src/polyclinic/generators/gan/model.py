@@ -1,7 +1,5 @@
 """A GAN as a generator of images: `fit`, `sample`, and the steps of one GAN or of a stack of GANs of one shape."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +32,7 @@ LAST = 100  # steps whose mean loss is told
 class GANModel(base.GeneratorModel):
     """Networks `generator`, `average` (the EMA of the generator; samples come from it) and `discriminator`."""
 
-    def __init__(self, settings: GAN, spec: base.ModelSpec) -> None:
+    def __init__(self, settings: "GAN", spec: base.ModelSpec) -> None:
         shape = settings.shape(spec.channels, spec.size, spec.target)
         networks = base.initial_networks(lambda: settings.networks(shape), seed_of(spec.seed, "generator"))
         super().__init__(networks, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)

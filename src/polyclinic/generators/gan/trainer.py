@@ -8,8 +8,6 @@ The discriminator sees real and fake images through the same changes. It then ca
 since the changes have gradients, the generator learns through them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,7 +80,7 @@ class GANTrainer:
     def __init__(
         self,
         networks: GANNetworks,
-        settings: GAN,
+        settings: "GAN",
         *,
         device: torch.device | str = "cpu",
         precision: str = "fp32",
@@ -199,7 +197,7 @@ class RealBatches:
 
     def __init__(
         self,
-        model: GANModel | StyleGAN2Model,
+        model: "GANModel | StyleGAN2Model",
         images: Array,
         labels: Array,
         rng: torch.Generator,

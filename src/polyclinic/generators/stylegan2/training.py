@@ -6,8 +6,6 @@ probability p, so that below some p it cannot leak into what the generator makes
 the discriminator recognises the images it has been trained on.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +38,7 @@ class Steps:
 
     def __init__(
         self,
-        model: StyleGAN2Model,
+        model: "StyleGAN2Model",
         batches: Iterator[tuple[Tensor, Tensor]],
         random: RandomSource,
         *,
@@ -75,7 +73,7 @@ class Steps:
 
     # --- one step -------------------------------------------------------------------------------------
 
-    def step(self, extra: ExtraLoss | None = None) -> None:
+    def step(self, extra: "ExtraLoss | None" = None) -> None:
         """One step of generator and discriminator, their regularisers where they are due."""
         real, labels = next(self.batches)
         if extra not in self._learners:
@@ -129,7 +127,7 @@ class Steps:
         if "sure" in kept:
             self._sure.copy_(kept["sure"])
 
-    def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
+    def _learn(self, real: Tensor, labels: Tensor, extra: "ExtraLoss | None" = None) -> Tensor:
         """The generator: made images should be taken for real ones. Its loss, without the extra one."""
         fake = self.make(labels)
         loss = F.softplus(-self._scores(fake, labels)).mean()

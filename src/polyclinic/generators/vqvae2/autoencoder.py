@@ -5,8 +5,6 @@ statistics of a batch or calls a module twice, so per-sample gradients (Opacus) 
 convolution and a shuffle of pixels: Opacus has no fast path for transposed convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -197,7 +195,7 @@ class Autoencoder(nn.Module):
     sizes than multiples of that are padded inside with copies of the border, and cropped back.
     """
 
-    def __init__(self, settings: VQVAE2, channels: int, size: int) -> None:
+    def __init__(self, settings: "VQVAE2", channels: int, size: int) -> None:
         super().__init__()
         width, blocks, code_width, cell = settings.width, settings.blocks, settings.code_width, settings.cell
         self.size, self.ratio = size, 2 * cell

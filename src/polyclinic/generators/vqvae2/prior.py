@@ -6,8 +6,6 @@ column by column with everything seen so far kept: each position is computed onc
 Inputs of convolutions are contiguous, because Opacus (1.6) silently computes wrong gradients where they are not.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -174,7 +172,7 @@ class Conditioner(nn.Module):
 class Prior(nn.Module):
     """Codes of both levels given labels: top int64 [B, grid, grid], bottom [B, 2 grid, 2 grid], labels [B]."""
 
-    def __init__(self, settings: VQVAE2, target: Target, grid: int) -> None:
+    def __init__(self, settings: "VQVAE2", target: Target, grid: int) -> None:
         super().__init__()
         top_codes, bottom_codes, code_width = settings.top_codes, settings.bottom_codes, settings.code_width
         width, layers, dropout = settings.prior_width, settings.prior_layers, settings.prior_dropout
