@@ -38,7 +38,7 @@ BASE: Tables = {
     "sites": {"partition": "iid", "count": 2},
     "model": {"backbone": "lenet5"},
     "optimizer": {"lr": 0.05, "batch_size": 4},
-    "evaluation": {"every": 0, "select": "last"},
+    "evaluation": {"every": 0, "select": "last", "final": "none"},
     "engine": {"workers": 1, "device": "cpu", "durable": False},  # nobody loses power
 }
 VQVAE2 = {

@@ -9,11 +9,11 @@ from attacked_site import KINDS, SITE, ask, first_weights
 
 from polyclinic.cli import run_app
 from polyclinic.federation.call import COORDINATOR, Call, GateRefused
-from polyclinic.federation.layers.replies import Heads
 from polyclinic.federation.ledger.keys import KitKeys, sign_anchor
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.verify import Heads
 
 
 def ledger_of(kit, run="run"):

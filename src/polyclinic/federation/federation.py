@@ -18,10 +18,11 @@ from polyclinic.federation import layers
 from polyclinic.federation.call import AS_SENT, COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
-from polyclinic.federation.layers.replies import Communication, Coverage, Heads, ReplyCheck
+from polyclinic.federation.layers.replies import Communication, Coverage, ReplyCheck
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.ledger.verify import Heads
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
 from polyclinic.federation.sums.settings import ADD_FINAL_SCORES, ADD_SCORES, added_up

@@ -8,11 +8,11 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.layers.replies import Coverage, Heads, ReplyCheck, _check_targets
+from polyclinic.federation.layers.replies import Coverage, ReplyCheck, _check_targets
 from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
 from polyclinic.federation.ledger.kinds import KINDS, OF_NO_IMAGE, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
-from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
+from polyclinic.federation.ledger.verify import RECEIVED_FILE, Heads, read_received
 from polyclinic.federation.operation import operation
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression

@@ -12,7 +12,6 @@ from pinned_keys import pin_keys
 
 from polyclinic.errors import BadInput, Damaged, WorkFailed
 from polyclinic.federation.call import COORDINATOR
-from polyclinic.federation.layers.replies import RECEIVED_FILE
 from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.keys import (
     OVERHEAD,
@@ -33,6 +32,7 @@ from polyclinic.federation.ledger.keys import (
 )
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.federation.ledger.verify import (
+    RECEIVED_FILE,
     Checked,
     Evidence,
     Witness,

@@ -13,7 +13,6 @@ from polyclinic.federation.layers.call_checks import (
     Begin,
     CallOrder,
     CountersignedHead,
-    Declared,
     ExpectedForm,
     OpenedSite,
     OwnArguments,
@@ -32,6 +31,7 @@ from polyclinic.federation.layers.interface import Layer, OwnLayers
 from polyclinic.federation.layers.leaving import (
     CoarseScores,
     CoveredByPrivacy,
+    Declared,
     Difference,
     HiddenSamples,
     Rounding,

@@ -1,5 +1,5 @@
 """Layers that check a call: whom the answer is for, what the operation takes, the form of what came, and at a deployed
-site the order of calls. No image is looked at, so that a refusal tells nothing. Then the kinds that may leave.
+site the order of calls. No image is looked at, so that a refusal tells nothing.
 
 The order: an operation once a round, and scores of weights that are trained next. A coordinator that could have weights
 of its choice trained or scored as often as it likes would find out about single patients. The ledger counts, and a file
@@ -148,9 +148,8 @@ class ExpectedForm(Layer):
 
 
 class OwnArguments(Layer):
-    """Each parcel has the kind that the operation takes as its argument, as what is checked follows from that. Weights
-    have all names that the method shares of a network: what is left out would keep its value, of the site's own model.
-    """
+    """Each parcel has its argument's kind, as what is checked follows from that. Weights have all names that the method
+    shares of a network: what is left out would keep its value, of the site's own model."""
 
     def arriving(self, transaction: Transaction) -> None:
         for name, parcel in transaction.received.items():
@@ -176,17 +175,6 @@ def check_argument(transaction: Transaction, name: str, parcel: Parcel) -> None:
         missing = missing or (shared - came)
     left_out = ", ".join(sorted(missing)[:3]) or "nothing"
     raise ParcelRejected(f"weights: the names are not those that the method shares; left out: {left_out}")
-
-
-class Declared(Layer):
-    """Nothing leaves of a kind that the operation does not declare. What passes here is what the operation made."""
-
-    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        for parcel in parcels:
-            if parcel.kind not in transaction.declared.releases:
-                raise LookupError(f"'{transaction.call.operation}' did not declare that it releases {parcel.kind}")
-        transaction.made = parcels
-        return parcels
 
 
 #: in a deployed site's folder: the digests of the weights that it scored

@@ -1,5 +1,5 @@
-"""Layers of what leaves: differential privacy covers what the study wants covered, scores leave in coarse steps and
-about one model, and numbers travel as whole numbers of a sum, in fewer digits, or as differences.
+"""Layers of what leaves: kinds are declared, differential privacy covers what the study wants covered, scores leave in
+coarse steps and about one model, and numbers travel as whole numbers of a sum, in fewer digits, or as differences.
 
 Statistics are finer than coarse scores. A coordinator that had one model scored and statistics of another one told
 would learn from the difference of the two.
@@ -143,6 +143,17 @@ def coarse_scores(policy: Policy, transaction: Transaction, parcel: Parcel) -> P
         return parcel
     trainer, least = transaction.site.trainer, max(policy.min_cohort, 1 if policy.deployed else USUAL_COHORT)
     return replace(parcel, tensors=trainer.task.coarse(dict(parcel.tensors), least, trainer.target))
+
+
+class Declared(Layer):
+    """Nothing leaves of a kind that the operation does not declare. What passes here is what the operation made."""
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        for parcel in parcels:
+            if parcel.kind not in transaction.declared.releases:
+                raise LookupError(f"'{transaction.call.operation}' did not declare that it releases {parcel.kind}")
+        transaction.made = parcels
+        return parcels
 
 
 #: in a deployed site's folder; no coordinator can put it back

@@ -7,12 +7,10 @@ without it. What only one method knows of its replies is checked by `Method.chec
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +19,9 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
 from polyclinic.federation.layers.gate import BESIDE_A_MODEL, OF_A_MODEL, PER_IMAGE, PER_SITE
 from polyclinic.federation.ledger import keys
-from polyclinic.federation.ledger.keys import Anchor, Head
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, PUBLIC, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
-from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
 from polyclinic.federation.operation import Operation
-from polyclinic.files import append
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.tasks.task import MOST_IMAGES
 
@@ -340,79 +335,3 @@ class Coverage:
             self.add(site, said)
         elif parcel.content not in OF_NO_IMAGE and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
             self.uncovered.add(parcel.content)
-
-
-class Heads:
-    """The heads of all ledgers of one run. A ledger that went back, or is another one now, is refused."""
-
-    def __init__(self, folder: Path, ring: keys.KeyRing | None = None) -> None:
-        """`folder`: the coordinator's run folder; `ring`: its keys in a deployed run, where heads must be signed."""
-        self._folder, self._keys = folder, ring
-        self.known: dict[str, Anchor] = {}  #: of a deployed site, counter-signed: goes with its next call
-        self._soon: dict[str, Callable[[], Head | None]] = {}  # of simulated sites whose lines are being written
-        received = folder / RECEIVED_FILE
-        if ring and received.exists() and not received.read_bytes().endswith(b"\n"):
-            append(received, b"\n")  # what comes next does not go on with what a killed process left unfinished
-
-    def receive(self, call: Call, reply: Reply) -> None:
-        """Take the head that came with an answer; ParcelRejected if the ledger is not the one that was known."""
-        if reply.head_soon:
-            self._soon[reply.site] = reply.head_soon
-            return
-        if self._soon:
-            self._settle(reply.site)
-        head, known = reply.head, self.known.get(reply.site)
-        if head is None:
-            if known or (self._keys and reply.parcels):
-                raise ParcelRejected("the answer came without the head of the site's ledger")
-            return
-        if known and (head.lines < known.lines or (head.lines == known.lines and head.digest != known.digest)):
-            raise ParcelRejected(f"its ledger had {known.lines} lines, and is another one now, of {head.lines} lines")
-        self.known[reply.site] = self._countersigned(reply.site, head)
-        if self._keys:
-            self._write(call, reply)
-
-    def anchor(self, site: str) -> Anchor | None:
-        """The counter-signed head of a deployed site, which goes with its next call."""
-        return self.known.get(site) if self._keys else None
-
-    def restore(self, plain: Mapping[str, Sequence[Any]]) -> None:
-        """Take over what `plain` gave, and what came after that checkpoint."""
-        self.known = {site: keys.anchor_from_json(value) for site, value in plain.items()}
-        for line in read_received(self._folder) if self._keys else []:
-            anchor = keys.anchor_from_json(line["head"])
-            if line["site"] not in self.known or anchor.lines > self.known[line["site"]].lines:
-                self.known[line["site"]] = anchor
-
-    def plain(self) -> dict[str, Anchor]:
-        """What a checkpoint keeps."""
-        if self._soon:
-            self._settle(*self._soon)
-        return dict(self.known)
-
-    def summary(self) -> JsonObject:
-        """For the result: lines and last digest of each ledger, and the signatures of a deployed run."""
-        self._settle(*self._soon)
-        return {site: {name: value for name, value in a._asdict().items() if value} for site, a in self.known.items()}
-
-    def _settle(self, *sites: str) -> None:
-        """Take the heads that were still to come."""
-        for site in sites:
-            if site in self._soon and (head := self._soon.pop(site)()):
-                self.known[site] = self._countersigned(site, head)
-
-    def _countersigned(self, site: str, head: Head) -> Anchor:
-        if self._keys is None:
-            return Anchor(head.lines, head.digest)
-        if keys.signer_of_line(self._keys.verifying_keys(site), head.digest, head.signature) is None:
-            raise ParcelRejected("the head of its ledger is not signed with the key that the kits have for it")
-        return keys.sign_anchor(self._keys.signing_key(COORDINATOR), self._folder.name, site, head)
-
-    def _write(self, call: Call, reply: Reply) -> None:
-        line = {"site": call.site, "round": call.round, "operation": call.operation, "to": call.to}
-        line["parcels"] = [
-            {"kind": one.content, "bytes": one.size, "digest": None if one.kind == SEALED else one.digest}
-            for one in reply.parcels  # of a sealed one nobody here knows what is inside
-        ]
-        line["head"] = self.known[call.site]
-        append(self._folder / RECEIVED_FILE, json.dumps(line).encode() + b"\n")

@@ -1,12 +1,14 @@
-"""The whole check of a run's ledgers: chain, signatures, anchors, and what the coordinator received.
+"""The whole check of a run's ledgers: chain, signatures, anchors, and what the coordinator received, which it writes
+down as it comes.
 
 It needs nothing but files: a site's ledgers, public keys, and what others wrote down about them.
 """
 
 import contextlib
+import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,25 @@ from typing import Any
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.data.source import AT_SITES
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
     SIGNING_FILE,
     Anchor,
+    Head,
+    KeyRing,
     KitKeys,
     PublicKeys,
     SeedKeys,
     anchor_from_json,
     is_countersigned,
+    sign_anchor,
+    signer_of_line,
 )
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken, check_head, verify
+from polyclinic.federation.ledger.parcel import SEALED
+from polyclinic.files import append
 from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.run_folder import check_whole
 
@@ -39,6 +49,82 @@ def read_received(folder: Path) -> list[JsonObject]:
         with contextlib.suppress(ValueError):
             found.append(parse_json(text) | {"number": number})
     return found
+
+
+class Heads:
+    """The heads of all ledgers of one run. A ledger that went back, or is another one now, is refused."""
+
+    def __init__(self, folder: Path, ring: KeyRing | None = None) -> None:
+        """`folder`: the coordinator's run folder; `ring`: its keys in a deployed run, where heads must be signed."""
+        self._folder, self._keys = folder, ring
+        self.known: dict[str, Anchor] = {}  #: of a deployed site, counter-signed: goes with its next call
+        self._soon: dict[str, Callable[[], Head | None]] = {}  # of simulated sites whose lines are being written
+        received = folder / RECEIVED_FILE
+        if ring and received.exists() and not received.read_bytes().endswith(b"\n"):
+            append(received, b"\n")  # what comes next does not go on with what a killed process left unfinished
+
+    def receive(self, call: Call, reply: Reply) -> None:
+        """Take the head that came with an answer; ParcelRejected if the ledger is not the one that was known."""
+        if reply.head_soon:
+            self._soon[reply.site] = reply.head_soon
+            return
+        if self._soon:
+            self._settle(reply.site)
+        head, known = reply.head, self.known.get(reply.site)
+        if head is None:
+            if known or (self._keys and reply.parcels):
+                raise ParcelRejected("the answer came without the head of the site's ledger")
+            return
+        if known and (head.lines < known.lines or (head.lines == known.lines and head.digest != known.digest)):
+            raise ParcelRejected(f"its ledger had {known.lines} lines, and is another one now, of {head.lines} lines")
+        self.known[reply.site] = self._countersigned(reply.site, head)
+        if self._keys:
+            self._write(call, reply)
+
+    def anchor(self, site: str) -> Anchor | None:
+        """The counter-signed head of a deployed site, which goes with its next call."""
+        return self.known.get(site) if self._keys else None
+
+    def restore(self, plain: Mapping[str, Sequence[Any]]) -> None:
+        """Take over what `plain` gave, and what came after that checkpoint."""
+        self.known = {site: anchor_from_json(value) for site, value in plain.items()}
+        for line in read_received(self._folder) if self._keys else []:
+            anchor = anchor_from_json(line["head"])
+            if line["site"] not in self.known or anchor.lines > self.known[line["site"]].lines:
+                self.known[line["site"]] = anchor
+
+    def plain(self) -> dict[str, Anchor]:
+        """What a checkpoint keeps."""
+        if self._soon:
+            self._settle(*self._soon)
+        return dict(self.known)
+
+    def summary(self) -> JsonObject:
+        """For the result: lines and last digest of each ledger, and the signatures of a deployed run."""
+        self._settle(*self._soon)
+        return {site: {name: value for name, value in a._asdict().items() if value} for site, a in self.known.items()}
+
+    def _settle(self, *sites: str) -> None:
+        """Take the heads that were still to come."""
+        for site in sites:
+            if site in self._soon and (head := self._soon.pop(site)()):
+                self.known[site] = self._countersigned(site, head)
+
+    def _countersigned(self, site: str, head: Head) -> Anchor:
+        if self._keys is None:
+            return Anchor(head.lines, head.digest)
+        if signer_of_line(self._keys.verifying_keys(site), head.digest, head.signature) is None:
+            raise ParcelRejected("the head of its ledger is not signed with the key that the kits have for it")
+        return sign_anchor(self._keys.signing_key(COORDINATOR), self._folder.name, site, head)
+
+    def _write(self, call: Call, reply: Reply) -> None:
+        line = {"site": call.site, "round": call.round, "operation": call.operation, "to": call.to}
+        line["parcels"] = [
+            {"kind": one.content, "bytes": one.size, "digest": None if one.kind == SEALED else one.digest}
+            for one in reply.parcels  # of a sealed one nobody here knows what is inside
+        ]
+        line["head"] = self.known[call.site]
+        append(self._folder / RECEIVED_FILE, json.dumps(line).encode() + b"\n")
 
 
 @dataclass(frozen=True)
