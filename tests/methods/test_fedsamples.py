@@ -12,6 +12,7 @@ from polyclinic.federation.call import GateRefusedData, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.generators import Flow
 from polyclinic.methods.shared import self_audit, site_samples
 from polyclinic.methods.shared.self_audit import Learned
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon
@@ -37,7 +38,10 @@ def site_of(labels, target, cases=None):
     part = ImageSet(np.zeros((len(labels), 1, 28, 28), np.uint8), np.array(labels), cases=cases)
     trainer = SimpleNamespace(target=target, privacy=None)
     data = SimpleNamespace(train=part)
-    return SimpleNamespace(data=data, trainer=trainer, rng=torch_rng, state={}, min_cohort=0)
+    generator = Flow(**FLOW)
+    return SimpleNamespace(
+        data=data, trainer=trainer, rng=torch_rng, state={}, min_cohort=0, generator=generator, name="north"
+    )
 
 
 def test_labels_follow_rounded_counts_and_are_nobodys():
@@ -158,3 +162,13 @@ def test_a_private_count_moves_by_one_image_or_one_patient_at_most(monkeypatch):
     assert (of_patients - total(torch.tensor([3]), torch.tensor([8]))).norm() == pytest.approx(2.0)
     site_samples.cell_labels(site, None)
     assert len(totals) == 1, "counted and charged once"
+
+
+def test_methods_with_replay_take_samples_and_no_generator_leaves(tiny_run):
+    replay = {"codes": "samples", "looks": 1, "probe": False}
+    more = {"sites": {"partition": "iid", "count": 2}, "data": {"samples": 40}}
+    result = tiny_run({"name": "fedavg-replay", "rounds": 1}, generator=FLOW, replay=replay, **more)
+    lines = [line for path in (result.folder / "ledger").iterdir() for line in verify(path)]
+    assert {line["kind"] for line in lines} == {"synthetic-images", "metrics", "weights"}
+    assert {one["audit"] for one in result["samples"].values()} == {"not tested"}
+    assert any("raise data.validation" in one for one in result["warnings"])

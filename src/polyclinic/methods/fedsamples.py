@@ -7,7 +7,6 @@ the layers that `model.freeze` freezes). How they are made and audited at a site
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -71,26 +70,16 @@ class FedSamples(Method):
     # --- the coordinator --------------------------------------------------------------------------
 
     def run(self, federation: Federation) -> Weights:
-        generator = federation.generator
-        assert isinstance(generator, Generator), "every study has one"
         if self._shape(federation) and not isinstance(federation.trainer.model, Encoded):
             federation.once("front", lambda: replay_space.hand_out_front(federation))
-        is_private = federation.trainer.privacy is not None and "generator" in federation.trainer.privacy.on
-        legs = max(1, self.looks) if generator.resumable and not is_private else 1
-        for leg in range(1, legs + 1):
-            federation.once(f"trained-{leg}", partial(self._train_generators, federation, leg, legs))
-        sent = federation.once("samples", lambda: site_samples.collect(federation, "give_samples"))
-        site_samples.tell(federation, sent)
-        samples = {name: tensor for name, tensor in sent.items() if "/" not in name}
+        site_samples.train_at_sites(federation, "train_generator", self.looks)
+        samples = site_samples.collect(federation, "give_samples")
         state = federation.state(weights=federation.initial_weights(), head={})
         for _ in federation.rounds(self.rounds, state):
             trained = self._train_head if self._sends_vectors(federation) else self._train_network
             trained(federation, state, samples)
             federation.evaluate(state.weights)
         return state.weights
-
-    def _train_generators(self, federation: Federation, leg: int, legs: int) -> Weights:
-        return {"sites": torch.tensor(len(federation.ask_all("train_generator", leg=leg, legs=legs)))}
 
     def _train_network(self, federation: Federation, state: State, samples: Weights) -> None:
         """One pass over samples that are images, or maps that the frozen layers give."""

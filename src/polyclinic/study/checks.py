@@ -206,10 +206,10 @@ def check_replay(study: Study) -> None:
     if not isinstance(study.method, GenerativeReplay):
         can = ", ".join(name for name, method in METHODS.working().items() if issubclass(method, ReplayMethod))
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
-    if study.replay.codes != "prior" and not study.generator.has_codes:
+    if study.replay.codes not in ("prior", "samples") and not study.generator.has_codes:
         raise BadInput(
             f"generator.name: '{study.generator.name}' has no codes to replay; "
-            "set replay.codes = 'prior' to replay its samples, or choose vqvae2"
+            "set replay.codes = 'prior' or 'samples' to replay its samples, or choose vqvae2"
         )
     if study.replay.codes == "prior" and study.task.dense:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
@@ -273,7 +273,7 @@ def check_generator(study: Study) -> None:
                 "where sites replay features, replay.space = 'latents')"
             )
         _check_latents(study, "generator.space = 'features'")
-    samples = method.needs_generator() or (study.replay is not None and study.replay.codes == "prior")
+    samples = method.needs_generator() or (study.replay is not None and study.replay.codes in ("prior", "samples"))
     if samples and (obstacle := generator.sampling_obstacle()):
         raise BadInput(obstacle)
 

@@ -34,7 +34,7 @@ def check_privacy(study: "Study") -> None:
     # kinds of parcel, computed from real images, that no private training covers
     own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
     released = {one for found in own if found.partner != "simulator" for one in found.releases}
-    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
+    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes not in ("prior", "samples")
     facts = Facts(
         study.method.name,
         parts,

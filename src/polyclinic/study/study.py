@@ -58,6 +58,7 @@ NEWER: tuple[tuple[str, str, Any], ...] = (
     ("data", "columns", []),
     ("method", "apart", 0.0),
     ("model", "arguments", {}),
+    ("replay", "looks", 8),
     ("model", "weights", RANDOM),
     ("optimizer", "batch_sizes", {}),
     ("policy", "shares", "equal"),

@@ -29,6 +29,7 @@ READ_WITH = (
     ("optimizer", "decay decay_every", "schedule", ("step",)),
     ("generator", "smoothing saturating", "loss", ("log",)),
     ("replay", "samples", "codes", ("prior",)),
+    ("replay", "looks", "codes", ("samples",)),
     ("defence", "keep", "name", ("sparsify",)),
     ("defence", "fraction", "name", ("prune",)),
     ("defence", "bits", "name", ("quantise",)),

@@ -24,7 +24,7 @@ from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, Generator, GeneratorModel, replay_stream
 from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
-from polyclinic.methods.shared import replay_space, site_generator
+from polyclinic.methods.shared import replay_space, site_generator, site_samples
 from polyclinic.methods.shared.method import Federation, Method, Parcel, ReplayMethod, Weights, operation
 from polyclinic.methods.shared.reply_checks import check_growth, check_like
 from polyclinic.settings import Settings
@@ -37,11 +37,12 @@ Tensors = Mapping[str, Tensor]
 class Replay(Settings):
     """The `[replay]` table."""
 
-    codes: Literal["final-encoder", "as-trained", "prior"] = Field(
+    codes: Literal["final-encoder", "as-trained", "prior", "samples"] = Field(
         "final-encoder",
         description="what is replayed: codes that each site makes once with the finished generator, codes re-made at "
         "every hand-over (as the algorithm is written), or samples (of the prior, or of a generator without codes), so "
-        "that no codes leave a site",
+        "that no codes leave a site; with 'samples' each site has a generator of its own, which stays there, and sends "
+        "its samples once, after an audit of its own, as fedsamples does",
     )
     space: Literal["images", "latents"] = Field(
         "images",
@@ -55,6 +56,7 @@ class Replay(Settings):
     )
     probe: bool = Field(True, description="have a probe tell real from replayed images, and which site made one")
     samples: int = Field(1024, ge=1, description="with codes = 'prior': labels that a site replays in one pass")
+    looks: int = Field(8, ge=0, description="with codes = 'samples': times that a site's audit looks; 0 for no audit")
 
 
 def replay_settings(at: Federation | Site) -> Replay:
@@ -73,11 +75,20 @@ def prepare(federation: Federation) -> None:
         return
     if settings.space == "latents":
         federation.once("front", functools.partial(replay_space.hand_out_front, federation))
+    if settings.codes == "samples":
+        site_samples.train_at_sites(federation, "train_own_generator", settings.looks)
+        samples = site_samples.collect(federation, "give_samples")
+        federation.once("replay", lambda: {"sites": torch.tensor(len(_hand_out(federation, samples)))})
+        return
     carried: Tensors = {}
     for site in federation.sites:
         carried = federation.once(f"generator-{site}", functools.partial(train_generator_at, federation, site, carried))
     figures = federation.once("replay", functools.partial(distribute, federation, carried))
     federation.report("replay", {name: round(float(value), 4) for name, value in figures.items()})
+
+
+def _hand_out(federation: Federation, samples: Tensors) -> list[Reply]:
+    return federation.ask_all("take_samples", synthetic_images=samples)
 
 
 def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:
@@ -154,6 +165,10 @@ def _of_codes(method: Method, site: Site) -> int:
     return len(site.data.train) * sum(map(Tensor.numel, one.values()))
 
 
+def _of_samples(method: Method, site: Site) -> int:
+    return site_samples.most_numbers(site, None)
+
+
 class GenerativeReplay(ReplayMethod):
     """The site half of generative replay, for any method that trains with `replayed=self.replayed(site)`.
 
@@ -167,6 +182,11 @@ class GenerativeReplay(ReplayMethod):
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation in ("train_generator", "encode_images"):
             check_handed_on(federation, call, reply)
+        if call.operation == "give_samples":
+            shape = federation.image_shape
+            if replay_settings(federation).space == "latents":
+                shape = federation.trainer.latents(np.zeros((1, *shape), np.uint8)).shape[1:]
+            site_samples.check(federation, reply, tuple(shape))
         super().check_reply(federation, call, reply)
 
     def replayed(self, site: Site) -> ReplayedBatches | None:
@@ -212,6 +232,21 @@ class GenerativeReplay(ReplayMethod):
         """Keep the generator and what to replay with it in the site's state."""
         site.state.put("replay", _flat(groups))
 
+    @operation()
+    def train_own_generator(self, site: Site, leg: int, legs: int) -> None:
+        """A part of the training of a generator that stays at the site, and a look of the site's audit."""
+        site_samples.train(site, leg, legs, looks=replay_settings(site).looks > 0)
+
+    @operation("synthetic-images", most={"synthetic-images": _of_samples})
+    def give_samples(self, site: Site) -> Parcel:
+        """Samples of that generator, about as many as the site has training images."""
+        return site_samples.give(site, None, looks=replay_settings(site).looks > 0)
+
+    @operation()
+    def take_samples(self, site: Site, synthetic_images: Tensors) -> None:
+        """Keep the samples of all sites in the site's state."""
+        site.state.put("replay", synthetic_images)
+
     @operation("metrics")
     def look_at_replay(self, site: Site) -> Parcel:
         """Codes that the site's images use, and how well they come back; draws the site's contact sheet."""
@@ -240,6 +275,11 @@ def replayed(site: Site) -> ReplayedBatches | None:
 
 def replayed_images(site: Site) -> replay_stream.ReplaySource:
     """Images that the site replays; put together once, and cached while the site is open."""
+    if "replay" not in site.cache and replay_settings(site).codes == "samples":
+        kept = site.state.group("replay")
+        if not kept:
+            raise WorkFailed(f"site '{site.name}' has nothing to replay: it could not prepare in round 0")
+        site.cache["replay"] = replay_stream.Buffer(kept["images"], kept["labels"], kept.get("masks"))
     if "replay" not in site.cache:
         settings, (model, codes) = replay_settings(site), received(site)
         chosen = {name: of_site for name, of_site in codes.items() if settings.own or name != site.name}

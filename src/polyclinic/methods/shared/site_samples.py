@@ -9,10 +9,11 @@ post-processing. The audit then looks once, at the end, and may refuse the whole
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -69,7 +70,8 @@ def train(site: Site, leg: int, legs: int, *, looks: bool) -> None:
     elif not site.state.group(MODEL):  # the audit has stopped it
         return
     model, kept, labels = built(site, MODEL), dict(site.state.group(MOMENTS)), np.array(site.data.train.labels)
-    learners, told = private_steps.learners(site, "generator"), site_generator.generator_progress(site)
+    learners = private_steps.learners(site, "generator") if _is_private(site) else {}
+    told = site_generator.generator_progress(site)
     options = FitOptions(report=told, private=learners, leg=(leg, legs), kept=kept)
     model.fit(learned(site), labels, site.rng(f"generator {leg}"), options)
     stopped = False
@@ -81,6 +83,11 @@ def train(site: Site, leg: int, legs: int, *, looks: bool) -> None:
         site.state.put(GOOD, model.state())
     site.state.put(MODEL, {} if stopped else model.state())
     site.state.put(MOMENTS, {} if stopped else kept)
+
+
+def _is_private(site: Site) -> bool:
+    """Whether all that a sample comes from learns with differential privacy; a prior over codes would be left out."""
+    return private.is_private(site, "generator") and not site_generator.generator_settings(site).has_codes
 
 
 def _check_images(site: Site) -> None:
@@ -129,7 +136,7 @@ def look(site: Site, made: Tensor, name: str, *, model: GeneratorModel | None = 
 
 def give(site: Site, count: int | None, *, looks: bool) -> Parcel:
     """Samples of the last state at which nothing was found, and the verdict; a refusal where there is no such state."""
-    is_private = private.is_private(site, "generator")
+    is_private = _is_private(site)
     if not site.state.group(GOOD):
         raise GateRefusedData(
             "its audit found training images in the samples from the first look on, and nothing is sent; train for "
@@ -171,7 +178,7 @@ def cell_labels(site: Site, count: int | None) -> Tensor:
     low, high = target.label_range or (0.0, 1.0)
     cells = len(target.classes) or CELLS
     cell = own.long() if target.classes else ((own - low) / (high - low) * CELLS).long().clamp(0, CELLS - 1)
-    is_private = private.is_private(site, "generator")
+    is_private = _is_private(site)
     counts = _private_counts(site, cell, cells) if is_private else _counts(site, cell, cells)
     if not bool(counts.any()):  # few of each: those that occur count alike, or in private all
         if site.min_cohort:
@@ -224,9 +231,28 @@ def _draw_sheet(site: Site, buffer: dict[str, Tensor]) -> None:
 # --- at the coordinator -------------------------------------------------------------------------------
 
 
-def collect(federation: Federation, operation: str, **payload: Any) -> dict[str, Tensor]:
-    """The samples of all sites as `images`, `labels`, perhaps `masks`; for each site their number and its verdict."""
-    replies = federation.ask_all(operation, **payload)
+def train_at_sites(federation: Federation, operation: str, looks: int) -> None:
+    """Have all sites train their generators, in as many parts as their audits look, of which each is kept."""
+    generator, privacy = federation.generator, federation.trainer.privacy
+    in_parts = getattr(generator, "resumable", False) and (privacy is None or "generator" not in privacy.on)
+    legs = max(1, looks) if in_parts else 1
+
+    def train_part(leg: int) -> dict[str, Tensor]:
+        return {"sites": torch.tensor(len(federation.ask_all(operation, leg=leg, legs=legs)))}
+
+    for leg in range(1, legs + 1):
+        federation.once(f"trained-{leg}", functools.partial(train_part, leg))
+
+
+def collect(federation: Federation, operation: str) -> dict[str, Tensor]:
+    """The samples of all sites as `images`, `labels`, perhaps `masks`, kept for a resumed run; the result has figures."""
+    sent = federation.once("samples", lambda: _collect(federation, operation))
+    _tell(federation, sent)
+    return {name: tensor for name, tensor in sent.items() if "/" not in name}
+
+
+def _collect(federation: Federation, operation: str) -> dict[str, Tensor]:
+    replies = federation.ask_all(operation)
     sent = [reply.parcel("synthetic-images") for reply in replies]
     figures = {
         f"{reply.site}/figures": torch.tensor([len(one.tensors["labels"]), VERDICTS.index(one.metadata["audit"])])
@@ -235,7 +261,7 @@ def collect(federation: Federation, operation: str, **payload: Any) -> dict[str,
     return {name: torch.cat([one.tensors[name] for one in sent]) for name in sent[0].tensors} | figures
 
 
-def tell(federation: Federation, sent: Mapping[str, Tensor]) -> None:
+def _tell(federation: Federation, sent: Mapping[str, Tensor]) -> None:
     """Put numbers of samples and verdicts into the result, and warn where no audit could be made."""
     figures = {name.removesuffix("/figures"): one.tolist() for name, one in sent.items() if "/" in name}
     federation.report("samples", {site: {"samples": n, "audit": VERDICTS[v]} for site, (n, v) in figures.items()})
