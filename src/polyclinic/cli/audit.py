@@ -165,6 +165,20 @@ def images(
     show_or_print(audit_images(synthetic, training, held_out, out, budget=budget), out, as_json)
 
 
+@app.command()
+def predictions(
+    table: Path = typer.Argument(..., help="A CSV file with a row for each image: probabilities, scores, embeddings."),
+    column: str = typer.Option("site", help="The column that the numbers may betray."),
+    patient: str | None = typer.Option(None, help="The column that names patients, who are permuted as a whole."),
+    as_json: bool = JSON,
+) -> None:
+    """Test whether outputs betray the hospital, or another column, and what rounding would mend it."""
+    from polyclinic.audits.predictions import audit_predictions
+
+    found = audit_predictions(table, column, patient)
+    typer.echo(json.dumps(found) if as_json else f"{found['verdict']}: {found['words']}")
+
+
 def show_or_print(report: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report))

@@ -32,6 +32,9 @@ def predict(
     specificity: float = typer.Option(
         None, help="Two classes: call an image positive at the threshold with this specificity: 0.9, 0.95."
     ),
+    coarse: float = typer.Option(
+        None, help="Round numbers to multiples of this, such as 0.1: `audit predictions` says what is needed."
+    ),
     slices: str = typer.Option(None, help="Slices of a volume: middle or all; if not given, as in training."),
     strict: bool = typer.Option(False, "--strict", help="Stop at a file that cannot be read, instead of skipping it."),
     plugins: list[str] = PLUGIN,
@@ -49,6 +52,8 @@ def predict(
     for flag, place in (("--out", out), ("--masks", masks)):
         if place is not None:
             check_place(place, flag)
+    if coarse is not None and not coarse > 0:
+        raise BadInput(f"--coarse {coarse:g}: must be a number above 0, such as 0.1")
     check_choice("--slices", "middle" if slices is None else slices, "middle", "all")
     predictor = load_predictor(model, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
     if masks is not None and not predictor.task.dense:
@@ -84,7 +89,7 @@ def predict(
     rows = []
     for one in found:
         part = {} if one.frame is None else {"image" if one.file.suffix.lower() == ".npz" else "slice": one.frame}
-        rows.append({"file": str(one.file), **part, **one.values})
+        rows.append({"file": str(one.file), **part, **(coarser(one.values, coarse) if coarse else one.values)})
     if as_json:
         typer.echo("\n".join(json.dumps(row) for row in rows))
     elif out is not None:
@@ -92,6 +97,11 @@ def predict(
         typer.echo(f"wrote {out}: {len(rows)} image{'s' * (len(rows) > 1)}", err=True)
     else:
         sys.stdout.write(_csv(rows))
+
+
+def coarser(values: dict[str, Any], step: float) -> dict[str, Any]:
+    """The same row with its numbers rounded to multiples of `step`."""
+    return {name: round(round(one / step) * step, 6) if isinstance(one, float) else one for name, one in values.items()}
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:
