@@ -75,11 +75,8 @@ def test_sums_of_sites_add_up_to_the_figures_of_each_label():
     assert found["loss"] == pytest.approx(float(TASK.losses(logits, labels, TARGET).mean()))
     opened = TASK.opened(TASK.summable(TASK.add(*parts), 1e9))
     TASK.check_sums(opened, TARGET)
-    coarse = TASK.coarse(TASK.add(*parts), 2, TARGET)
-    TASK.check_sums(coarse, TARGET)
-    assert not set(coarse["of cyst"].flatten().tolist()) & {1}
     lie = {**parts[0], "of cyst": torch.full((2, 2), 100)}
-    with pytest.raises(ValueError, match="the table of 'cyst' is of another number of images"):
+    with pytest.raises(ValueError, match="the table of a label is of another number of images"):
         TASK.check_sums(lie, TARGET)
     assert TASK.finish({**parts[0], "count": torch.tensor(0)}) == {}
 
@@ -159,6 +156,7 @@ def test_from_a_table_to_a_prediction(folder, monkeypatch, capsys):
     (["method.name=fedreplay", "model.cut=conv2"], "learns one class an image"),
     (["task.name=classification"], "set task.name = 'multilabel'"),
     (["evaluation.statistics=true"], "is for one class an image"),
+    (["policy.scores=coarse"], "is for one class an image"),
 ])  # fmt: skip
 def test_what_cannot_learn_several_labels_is_refused(folder, changes, words):
     with pytest.raises(BadInput, match=words):

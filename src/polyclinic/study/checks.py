@@ -69,8 +69,9 @@ def _check_several(study: Study) -> None:
     if method.traits.trains != "network" or isinstance(method, GenerativeReplay) or method.needs_generator():
         can = "choose fedavg or a method built on it, cwt, centralized or standalone"
         raise BadInput(f"method.name: '{method.name}' learns one class an image, and not several labels; {can}")
-    if study.evaluation.statistics or study.federation.label_sets:
-        name = "evaluation.statistics" if study.evaluation.statistics else "federation.label_sets"
+    asked = {"evaluation.statistics": study.evaluation.statistics, "federation.label_sets": study.federation.label_sets}
+    asked["policy.scores"] = study.policy.scores == "coarse"
+    if name := next((name for name, value in asked.items() if value), ""):
         raise BadInput(f"{name}: is for one class an image, and not for several labels; leave it out")
 
 
