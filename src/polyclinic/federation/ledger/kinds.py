@@ -55,6 +55,8 @@ KINDS_IN_WORDS = {
 DANGEROUS = ("real-images", "labels", "masks", "latents", "activations", "codes", "gradients")
 #: kinds that hold nothing of images: they need no privacy, and no cohort
 OF_NO_IMAGE = frozenset({"keys", "shares"})
+#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
+SEALED = "sealed"
 #: metadata that tells no more than sizes, which count as public
 PUBLIC = frozenset({"samples", "steps"})
 

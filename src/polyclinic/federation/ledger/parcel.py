@@ -26,6 +26,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.digest_threads import BACKGROUND, PAYS_FROM, pieces_of_gpu
 from polyclinic.federation.ledger.kinds import KINDS, MESSAGE_LIMIT, ParcelRejected
+from polyclinic.federation.ledger.kinds import SEALED as SEALED
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 from polyclinic.files import decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
@@ -90,9 +91,6 @@ def layout_of(shapes: Shapes) -> Layout:
             floats.append(name)
     return Layout(shapes, size, tuple(floats), tuple(entries), _json(entries))
 
-
-#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
-SEALED = "sealed"
 
 #: bytes of JSON, which takes twenty times as much memory once it is read
 HEADER_LIMIT = 4 * 2**20

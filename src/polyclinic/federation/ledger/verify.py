@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.data.source import AT_SITES
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
     SIGNING_FILE,
@@ -31,12 +30,14 @@ from polyclinic.federation.ledger.keys import (
     sign_anchor,
     signer_of_line,
 )
-from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.kinds import SEALED, ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken, check_head, verify
-from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.files import append
 from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.run_folder import check_whole
+
+if TYPE_CHECKING:  # here: who checks ledgers need not wait for torch
+    from polyclinic.federation.call import Call, Reply
 
 RECEIVED_FILE = "received.jsonl"
 
@@ -63,7 +64,7 @@ class Heads:
         if ring and received.exists() and not received.read_bytes().endswith(b"\n"):
             append(received, b"\n")  # what comes next does not go on with what a killed process left unfinished
 
-    def receive(self, call: Call, reply: Reply) -> None:
+    def receive(self, call: "Call", reply: "Reply") -> None:
         """Take the head that came with an answer; ParcelRejected if the ledger is not the one that was known."""
         if reply.head_soon:
             self._soon[reply.site] = reply.head_soon
@@ -117,7 +118,7 @@ class Heads:
             raise ParcelRejected("the head of its ledger is not signed with the key that the kits have for it")
         return sign_anchor(self._keys.signing_key(COORDINATOR), self._folder.name, site, head)
 
-    def _write(self, call: Call, reply: Reply) -> None:
+    def _write(self, call: "Call", reply: "Reply") -> None:
         line = {"site": call.site, "round": call.round, "operation": call.operation, "to": call.to}
         line["parcels"] = [
             {"kind": one.content, "bytes": one.size, "digest": None if one.kind == SEALED else one.digest}
