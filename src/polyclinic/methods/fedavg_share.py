@@ -4,8 +4,6 @@ The shared images are real ones: they leave the site as parcels of kind real-ima
 allow explicitly.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal

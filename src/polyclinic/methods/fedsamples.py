@@ -4,8 +4,6 @@ What leaves is samples alone, of what the generator learned: images, or features
 the layers that `model.freeze` freezes). How they are made and audited at a site is in `shared/site_samples.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -43,7 +41,7 @@ LIMITS = "limits of samples"
 LEAST_DEVIATION = 1e-3
 
 
-def _of_samples(method: FedSamples, site: Site) -> int:
+def _of_samples(method: "FedSamples", site: Site) -> int:
     return site_samples.most_numbers(site, method.samples)
 
 
@@ -117,7 +115,7 @@ class FedSamples(Method):
         whole = slopes if signs is None else slopes @ signs.T
         state.weights = {"fc.weight": whole.float().contiguous(), "fc.bias": offset.float()}
 
-    def _batches(self, federation: Federation, rows: Tensor, labels: Tensor) -> Iterator[Batch]:
+    def _batches(self, federation: Federation, rows: Tensor, labels: Tensor) -> "Iterator[Batch]":
         targets, size = federation.trainer.task.targets(labels), self._size(federation, {"labels": labels})
         return local_training.one_pass(rows, targets, size, federation.rng("batches"), federation.trainer.device)
 

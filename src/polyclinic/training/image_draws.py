@@ -10,8 +10,6 @@ Bayesian bootstrap (Rubin 1981): exponential numbers over their sum. A unit that
 one above all, has their gradient for itself, whatever their shares: it is held back.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 Address = tuple[str | int, ...]
 
 
-def image_names(images: ImageSet) -> list[str]:
+def image_names(images: "ImageSet") -> list[str]:
     """A name for each image, by its pixels and its label: the same whatever other images a site has."""
     return row_names(*(one for one in (images.images, images.labels, images.masks) if one is not None))
 

@@ -1,7 +1,5 @@
 """The `[optimizer]` table: optimiser, learning rate and its decay; and an optimiser's state from round to round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -85,7 +83,7 @@ class Optimizer(Settings):
 # --- state from round to round, as tensors --------------------------------------------------------
 
 
-def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> torch.optim.Optimizer:
+def start_optimizer(site: "Site", model: nn.Module, group: str = "optimizer") -> torch.optim.Optimizer:
     """A fresh optimiser for the site's round, with the state of its last one where that is kept.
 
     `group` is the name it is kept under: a site that trains two models has two.
@@ -96,13 +94,13 @@ def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> t
     return optimizer
 
 
-def keep_optimizer(site: Site, optimizer: torch.optim.Optimizer, group: str = "optimizer") -> None:
+def keep_optimizer(site: "Site", optimizer: torch.optim.Optimizer, group: str = "optimizer") -> None:
     if site.trainer.optimizer.keep_state:
         site.state.put(group, optimizer_tensors(optimizer))
 
 
 def coordinator_optimizer(
-    federation: Federation, state: State, parameters: Iterable[nn.Parameter]
+    federation: "Federation", state: "State", parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The same for a coordinator that trains; its optimiser's state is kept in the method's."""
     optimizer = federation.trainer.optimizer.make(iter(parameters), federation.round)
@@ -111,7 +109,7 @@ def coordinator_optimizer(
     return optimizer
 
 
-def keep_coordinator_optimizer(federation: Federation, state: State, optimizer: torch.optim.Optimizer) -> None:
+def keep_coordinator_optimizer(federation: "Federation", state: "State", optimizer: torch.optim.Optimizer) -> None:
     if federation.trainer.optimizer.keep_state:
         state.optimizer = optimizer_tensors(optimizer)
 

@@ -6,8 +6,6 @@ of its choice trained or scored as often as it likes would find out about single
 of the site has the weights that were scored; no coordinator can put them back.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -196,7 +194,7 @@ REPEATS = 2
 class CallOrder(Layer):
     """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
 
-    def __init__(self, host: SiteHost) -> None:
+    def __init__(self, host: "SiteHost") -> None:
         super().__init__(host)
         method = self.spec.method
         ends_early = getattr(method, "patience", None) is not None
@@ -266,7 +264,7 @@ def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:
 def check_once(
     transaction: Transaction,
     ledger: Ledger,
-    answered: AnsweredCalls,
+    answered: "AnsweredCalls",
     course: Course,
     *,
     put_back: bool,

@@ -1,7 +1,5 @@
 """The interface of a layer: one concern around an operation at a site."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from dataclasses import replace
@@ -22,7 +20,7 @@ class Layer:
     #: whether sites must work one by one where this layer is needed, so that nothing is stacked
     alone: ClassVar[bool] = False
 
-    def __init__(self, host: SiteHost) -> None:
+    def __init__(self, host: "SiteHost") -> None:
         self.host, self.spec, self.sites = host, host.spec, host.sites
 
     def is_needed(self) -> bool:
@@ -64,7 +62,7 @@ class SiteLayer:
 class OwnLayers(Layer):
     """All layers that the site's people added, one after the other."""
 
-    def __init__(self, host: SiteHost) -> None:
+    def __init__(self, host: "SiteHost") -> None:
         super().__init__(host)
         self.own = self.spec.kit.layers if self.spec.kit else ()
 

@@ -9,8 +9,6 @@ and the parcels' digests alone, so a run that was interrupted and resumed keeps 
     sites/<site>/kept/<round>-<step>-<operation>-<digest>/{<number>-<kind>.safetensors, context.safetensors, note.json}
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -78,7 +76,7 @@ class ParcelArchive:
         self._turns: dict[str, Turn] = {}
         self._steps: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def begins(self, site: Site, call: Call, received: Mapping[str, Parcel]) -> None:
+    def begins(self, site: "Site", call: "Call", received: Mapping[str, Parcel]) -> None:
         """Tell before an operation what is asked of the site, and what it has received for it."""
         # copies: the work of a plug-in may change what came, and an audit would begin where that left off
         copies = {
@@ -91,8 +89,8 @@ class ParcelArchive:
 
     def released(
         self,
-        site: Site,
-        call: Call,
+        site: "Site",
+        call: "Call",
         parcels: Sequence[Parcel],
         used: Sequence[Tensor],
         address: str,
@@ -126,7 +124,7 @@ class ParcelArchive:
             self._received.pop(site.name, None)
             self._turns.pop(site.name, None)
 
-    def _step(self, call: Call) -> int:
+    def _step(self, call: "Call") -> int:
         """How many releases of this operation the site had in this round before."""
         round, step = self._steps.get((call.site, call.operation), (call.round, 0))
         step = step if round == call.round else 0
@@ -134,7 +132,7 @@ class ParcelArchive:
         return step
 
     def _keep(
-        self, site: Site, name: str, note: JsonObject, parcels: Sequence[Parcel], context: Mapping[str, Tensor]
+        self, site: "Site", name: str, note: JsonObject, parcels: Sequence[Parcel], context: Mapping[str, Tensor]
     ) -> None:
         """Write a release if it is chosen, and delete those that it takes the place of."""
         folder = site.folder / "kept"

@@ -7,8 +7,6 @@ images lower, at any of several levels of noise; is a sample a copy of one, mirr
 smaller? What was found stays with the site's own people; the verdict is one word.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,7 +45,7 @@ class Learned:
     cases: np.ndarray | None
 
     @classmethod
-    def some(cls, rows: Any, part: ImageSet, seed: int) -> Learned:
+    def some(cls, rows: Any, part: "ImageSet", seed: int) -> "Learned":
         """Of a part whose images are learned as `rows`: all, or so many by lot."""
         index = torch.randperm(len(part), generator=torch_rng(seed, "self-audit"))[:MOST].sort().values.numpy()
         cases = None if part.cases is None else np.asarray(part.cases)[index]

@@ -1,7 +1,5 @@
 """Outcome of a comparison: rows, means, intervals and tests against the baseline, `comparison.png`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from polyclinic.tasks import Task
 
 
-def summarise(planned: list[Entry], baseline: str) -> JsonObject:
+def summarise(planned: "list[Entry]", baseline: str) -> JsonObject:
     """`rows`, one for each finished run, `methods`, with mean and standard deviation over seeds and folds, and
     `statistics`, with intervals and tests against the baseline."""
     rows = [row_of(entry) for entry in planned if entry.result is not None]
@@ -42,7 +40,7 @@ def summarise(planned: list[Entry], baseline: str) -> JsonObject:
     return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows, **about}
 
 
-def row_of(entry: Entry) -> JsonObject:
+def row_of(entry: "Entry") -> JsonObject:
     result = entry.result
     assert result is not None, "summarise only what is finished"
     row: JsonObject = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
@@ -141,7 +139,7 @@ def as_csv(summary: JsonObject) -> str:
 FILLED = 0.8
 
 
-def draw(summaries: Mapping[str, JsonObject], task: Task, file: Path, unit: str = "") -> None:
+def draw(summaries: Mapping[str, JsonObject], task: "Task", file: Path, unit: str = "") -> None:
     """Draw the task's metric on the test images of all sites, mean and standard deviation over runs.
 
     `summaries` are those of comparisons, by the name of their group of bars; `unit` is that of the label.

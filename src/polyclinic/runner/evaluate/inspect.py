@@ -1,7 +1,5 @@
 """Statistics of a study's simulated sites, by the same questions, gates and sums as at deployed ones."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +61,7 @@ def worth(study: Study, *, cache: Path | None = None) -> JsonObject:
         return run(asked, Path(folder) / "run", cache=cache).values["worth"]
 
 
-def draw_inspection(found: JsonMapping, title: str) -> Figure:
+def draw_inspection(found: JsonMapping, title: str) -> "Figure":
     """Labels, intensities, sizes and spacings of each site, or of all together where only totals are known. No image is
     shown; nothing is drawn where a count is not told."""
     from matplotlib.figure import Figure

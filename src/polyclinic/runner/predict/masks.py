@@ -1,7 +1,5 @@
 """Predicted masks in the images' own size, as PNG, NIfTI with the affine of the volume, or DICOM SEG."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import warnings
@@ -52,7 +50,7 @@ def _resized(map_: Array, height: int, width: int) -> Array:
     return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def write_masks(found: Sequence[Prediction], folder: Path) -> list[Path]:
+def write_masks(found: "Sequence[Prediction]", folder: Path) -> list[Path]:
     """Write one mask file for each image file, with its name; a number stands before names that two of them share.
 
     NIfTI for NIfTI, DICOM SEG for DICOM where highdicom is installed, else PNG, one for each slice. BadInput where the
@@ -83,7 +81,7 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [f"{number:05d}-{stem}" if is_shared(stem) else stem for number, stem in enumerate(stems, 1)]
 
 
-def _write(file: Path, masks: Sequence[Prediction], target: Path) -> list[Path]:
+def _write(file: Path, masks: "Sequence[Prediction]", target: Path) -> list[Path]:
     if is_nifti(file):
         return [_write_nifti(file, masks, target.with_name(target.name + ".nii.gz"))]
     if is_dicom(file) and find_spec("highdicom") is not None:
@@ -106,7 +104,7 @@ def _stem(file: Path) -> str:
     return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
 
 
-def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
+def _write_nifti(file: Path, masks: "Sequence[Prediction]", path: Path) -> Path:
     """The masks of a volume's slices as a volume of the same shape and affine; other slices are 0."""
     import nibabel
 
@@ -125,7 +123,7 @@ def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     return path
 
 
-def _write_dicom_seg(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
+def _write_dicom_seg(file: Path, masks: "Sequence[Prediction]", path: Path) -> Path:
     """A binary DICOM segmentation that refers to the image."""
     source = read_dicom(file)
     frames = int(source.get("NumberOfFrames") or 1)

@@ -1,7 +1,5 @@
 """Prediction of whole volumes: prepared as in training, seen through a sliding window, masks in the case's own grid."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,8 +29,8 @@ CUBIC_MM = 1000.0  #: in a millilitre
 
 
 def predict_volumes(
-    predictor: Predictor, paths: Iterable[Path], on_bad_file: Callable[[Path, str], None] | None
-) -> Iterator[Prediction]:
+    predictor: "Predictor", paths: Iterable[Path], on_bad_file: Callable[[Path, str], None] | None
+) -> "Iterator[Prediction]":
     """A mask for each case of folders and archives, in the case's own grid, and millilitres of each structure."""
     from polyclinic.runner.predict.predict import Prediction
 
@@ -74,7 +72,7 @@ def _cases(paths: Iterable[Path], channels: Sequence[str]) -> Iterator[CaseFiles
 
 
 @torch.no_grad()
-def mask_of(predictor: Predictor, raw: RawVolume) -> np.ndarray:
+def mask_of(predictor: "Predictor", raw: "RawVolume") -> np.ndarray:
     """The values of the mask of a case, uint8 [X, Y, Z]: probabilities are resampled to its grid, and then decided."""
     card, task, target = predictor.card, predictor.task, predictor.card.target
     assert card.volume is not None
@@ -111,7 +109,7 @@ def values_of(inside: np.ndarray, structures: Mapping[str, Sequence[int]]) -> np
     return np.array(best, np.uint8)[where].reshape(inside.shape[1:])
 
 
-def write_volume_masks(found: Sequence[Prediction], folder: Path, structures: Structures) -> list[Path]:
+def write_volume_masks(found: "Sequence[Prediction]", folder: Path, structures: Structures) -> list[Path]:
     """A NIfTI file of each mask, by the name of its case, or DICOM SEG for a series of DICOM slices where highdicom is
     installed; a number stands before names that two of them share."""
     if any(folder.resolve() in (one.file.resolve(), *one.file.resolve().parents) for one in found):
@@ -125,7 +123,7 @@ def write_volume_masks(found: Sequence[Prediction], folder: Path, structures: St
     return written
 
 
-def _write_mask(one: Prediction, target: Path, structures: Structures) -> Path:
+def _write_mask(one: "Prediction", target: Path, structures: Structures) -> Path:
     import nibabel
 
     assert one.mask is not None

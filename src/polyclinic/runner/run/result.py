@@ -1,7 +1,5 @@
 """The result of a run: which model is released, its test metrics, and the content of `result.json`."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import time
@@ -54,7 +52,7 @@ class Result:
     values: JsonObject
 
     @classmethod
-    def open(cls, folder: str | Path) -> Result:
+    def open(cls, folder: str | Path) -> "Result":
         """The result of a finished run; BadInput if the folder holds none."""
         folder = Path(folder)
         check_whole(folder)
@@ -92,7 +90,7 @@ class Result:
             return rows
         return pandas.DataFrame(rows)
 
-    def model(self, site: str | None = None, **code: Any) -> ReleasedModel:
+    def model(self, site: str | None = None, **code: Any) -> "ReleasedModel":
         """The released model as a torch module: prepared uint8 images in, probabilities, values or masks out.
 
         Where each site has a model of its own, name the site. `code`: `plugins` and `allow_import` of
@@ -101,14 +99,14 @@ class Result:
 
         return load_predictor(self.folder, site=site, **code).model
 
-    def predict(self, images: str | Path | Iterable[str | Path], **settings: Any) -> list[Prediction]:
+    def predict(self, images: str | Path | Iterable[str | Path], **settings: Any) -> "list[Prediction]":
         """What the released model says about files and folders of images; settings are those of
         `polyclinic.predict`."""
         from polyclinic.runner.predict.predict import predict
 
         return predict(self.folder, [images] if isinstance(images, str | Path) else images, **settings)
 
-    def plot(self, metric: str | None = None) -> Figure:
+    def plot(self, metric: str | None = None) -> "Figure":
         """Learning curves, and the released model at each site, as a matplotlib figure; by default of the task's own
         metric."""
         images, scores, _ = result_display.final_scores(self.values)

@@ -1,7 +1,5 @@
 """A result as a notebook shows it: its history as a table, its curves as a picture, its figures as a small page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +36,7 @@ def history_rows(file: Path) -> list[JsonObject]:
 # --- the picture --------------------------------------------------------------------------------------
 
 
-def draw(values: JsonMapping, rows: list[JsonObject], metric: str, unit: str = "") -> Figure:
+def draw(values: JsonMapping, rows: list[JsonObject], metric: str, unit: str = "") -> "Figure":
     """Two panels: the metric on validation images by round, and that of the released model on test images by site."""
     need("matplotlib", "plot()")
     from matplotlib.figure import Figure
@@ -54,7 +52,7 @@ def draw(values: JsonMapping, rows: list[JsonObject], metric: str, unit: str = "
     return figure
 
 
-def _draw_curves(axes: Axes, rows: list[JsonObject], metric: str, label: str) -> None:
+def _draw_curves(axes: "Axes", rows: list[JsonObject], metric: str, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     name = f"validation_{metric}"
@@ -69,7 +67,7 @@ def _draw_curves(axes: Axes, rows: list[JsonObject], metric: str, label: str) ->
     axes.legend(fontsize="small")
 
 
-def _draw_sites(axes: Axes, values: JsonMapping, metric: str, label: str) -> None:
+def _draw_sites(axes: "Axes", values: JsonMapping, metric: str, label: str) -> None:
     images, whole, per_site = final_scores(values)
     counts = values.get("data", {}).get("counts", {})
     bars = {"all sites\ntogether": whole.get(metric), **{site: found.get(metric) for site, found in per_site.items()}}

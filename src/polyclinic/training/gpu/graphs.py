@@ -8,8 +8,6 @@ A training step is recorded without its optimiser's step: fused, that is one lau
 an epoch put on the GPU at once) rounds on an H200 were no shorter.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections import Counter
@@ -152,7 +150,7 @@ class GraphedGradients:
 
 
 def learner(
-    trainer: Trainer, model: nn.Module, class_weights: Tensor | None
+    trainer: "Trainer", model: nn.Module, class_weights: Tensor | None
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """A recorded step of the network, or of a part of it: gives the loss of a batch and leaves its gradients. None
     where nothing can be recorded."""
