@@ -40,9 +40,8 @@ from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, lock, read_json
 from polyclinic.run_folder import ENDS_WITHIN, write_run_format
-from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on
+from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on, looks_of
 from polyclinic.runner.predict.model_file import card_of, digest_of_weights, model_file, preparation_of
-from polyclinic.runner.predict.unlike_images import looks_of
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study

@@ -15,11 +15,10 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.statistics import apply_temperature
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.evaluate.calibration import calibrate, calibrations_of
+from polyclinic.runner.evaluate.calibration import Looks, calibrate, calibrations_of, figures, looks_of
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 from polyclinic.runner.evaluate.rounded_scores import extreme, rounding_intervals
 from polyclinic.runner.predict.model_file import read_model_file
-from polyclinic.runner.predict.unlike_images import Looks, figures, looks_of
 from polyclinic.runner.run.advice import guessed_scores
 from polyclinic.runner.run.result import Result, final_metrics, take_counts
 from polyclinic.tasks import TASKS, Target
@@ -277,8 +276,9 @@ def test_a_deployed_table_holds_the_simulated_one_within_what_it_says(tiny):
         told = sums if simulation or exact else {site: task.coarse(one, 10, target) for site, one in sums.items()}
         replies = [Reply(site, (Parcel("metrics", one),)) for site, one in told.items()]
         engine, trainer = SimpleNamespace(simulation=simulation), SimpleNamespace(target=target)
-        federation = SimpleNamespace(engine=engine, trainer=trainer, ask_all=lambda *_, **__: replies)
-        return final_metrics(federation, tiny("fedavg"), {"": {}}, False)
+        asked = {"ask_scores": lambda *_, **__: replies, "adds_scores": False}
+        federation = SimpleNamespace(engine=engine, trainer=trainer, **asked)
+        return final_metrics(federation, SimpleNamespace(study=tiny("fedavg")), {"": {}}, False)
 
     exact, deployed = result(True), result(False)
     assert "rounding" not in exact

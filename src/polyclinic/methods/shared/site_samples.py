@@ -245,7 +245,7 @@ def train_at_sites(federation: Federation, operation: str, looks: int) -> None:
 
 
 def collect(federation: Federation, operation: str) -> dict[str, Tensor]:
-    """The samples of all sites as `images`, `labels`, perhaps `masks`, kept for a resumed run; the result has figures."""
+    """The samples of all sites as `images`, `labels`, perhaps `masks`, kept for a resumed run; figures are reported."""
     sent = federation.once("samples", lambda: _collect(federation, operation))
     _tell(federation, sent)
     return {name: tensor for name, tensor in sent.items() if "/" not in name}

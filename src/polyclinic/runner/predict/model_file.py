@@ -28,8 +28,7 @@ from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.run_folder import RUN_FORMAT, check_format
-from polyclinic.runner.evaluate.calibration import Calibration
-from polyclinic.runner.predict.unlike_images import Looks
+from polyclinic.runner.evaluate.calibration import Calibration, Looks
 from polyclinic.settings import Settings, no_such_choice, sentences
 from polyclinic.study import Study
 from polyclinic.study.reading import packages_of

@@ -19,11 +19,10 @@ from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
-from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of, looks_of
 from polyclinic.runner.evaluate.case_scores import keep_cases, read_cases
 from polyclinic.runner.evaluate.case_statistics import statistics_of_cases
 from polyclinic.runner.predict.model_file import MODEL, card_of, digest_of_weights, model_file
-from polyclinic.runner.predict.unlike_images import looks_of
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
