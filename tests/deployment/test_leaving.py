@@ -15,7 +15,7 @@ from pinned_keys import pin_keys
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.confirmation import confirmation_of
-from polyclinic.deployment.processes import Participant, is_running
+from polyclinic.deployment.processes import Participant, process_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.study import Study
@@ -85,7 +85,7 @@ def test_what_the_it_page_says_about_uninstalling_leaves_the_proof(kit):
 
 
 def test_a_running_site_does_not_leave(kit, capsys, monkeypatch):
-    monkeypatch.setattr("polyclinic.deployment.site_status.is_running", lambda folder: folder == kit)
+    monkeypatch.setattr("polyclinic.deployment.site_status.process_of", lambda folder: folder == kit)
     assert run_app(["site", "leave", "--yes", "--kit", str(kit)]) == 2
     assert "site north is running; stop it" in capsys.readouterr().err
     assert (kit / "startup" / "client.key").exists()
@@ -107,12 +107,12 @@ def test_nothing_is_sealed_for_a_site_that_is_not_trusted_and_its_old_ledgers_ve
 def test_a_kit_is_not_started_twice_on_a_machine(tmp_path, monkeypatch, program):
     """Two servers with one folder, or two sites with one name, would each do half of the work."""
     command = ["python", "-m", f"nvflare.private.fed.app.{program}", "-m", str(tmp_path.resolve())]
-    here = [SimpleNamespace(cmdline=lambda: command)]
+    here = [SimpleNamespace(pid=1, cmdline=lambda: command)]
     monkeypatch.setattr(psutil, "process_iter", lambda: here)
     with pytest.raises(BadInput, match="runs on this machine already"):
         Participant("server", tmp_path).start()
     command[-1] += "-2"
-    assert not is_running(tmp_path)
+    assert not process_of(tmp_path)
 
 
 def test_down_ends_what_start_began(tmp_path, capsys):

@@ -86,12 +86,12 @@ def revoke(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
 def status(kit: Path = KIT) -> None:
     """Say what runs at this site, what has left so far, and what is left of its budgets."""
     from polyclinic.deployment.approval_rules import policy_of
-    from polyclinic.deployment.processes import is_running
+    from polyclinic.deployment.processes import process_of
     from polyclinic.deployment.site_status import budgets, runs_of, standing, who_takes_part
 
     approvals = approvals_of(kit)
     policy = policy_of(approvals.policy_file)
-    typer.echo(f"site {approvals.site}: {'running' if is_running(approvals.kit) else 'not running on this machine'}")
+    typer.echo(f"site {approvals.site}: {'running' if process_of(approvals.kit) else 'not running on this machine'}")
     typer.echo(who_takes_part(approvals.kit))
     runs = runs_of(approvals.kit, approvals.site, policy)
     for run in runs:

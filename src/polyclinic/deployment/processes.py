@@ -60,7 +60,7 @@ class Participant:
         With `alone` a process whose output goes elsewhere is out of reach of this terminal's Ctrl-C.
         """
         refuse_if_left(self.kit)
-        if is_running(self.kit):
+        if process_of(self.kit):
             raise BadInput(f"{self.kit}: {self.name} runs on this machine already; end that process first")
         confirmation_of(self.kit)
         for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
@@ -180,10 +180,6 @@ def process_of(kit: Path) -> int | None:
             ):
                 return process.pid
     return None
-
-
-def is_running(kit: Path) -> bool:
-    return process_of(kit) is not None
 
 
 #: in a kit: says that its site has left, and when

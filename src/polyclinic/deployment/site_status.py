@@ -19,7 +19,7 @@ from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.confirmation import KEYS_HEAD, confirmation_of, sign_kit
 from polyclinic.deployment.joining import NEXT
 from polyclinic.deployment.kits import SCRATCH
-from polyclinic.deployment.processes import LEFT, Participant, is_running
+from polyclinic.deployment.processes import LEFT, Participant, process_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.suspension import Suspensions
@@ -210,7 +210,7 @@ def leave(kit: Path, site: str) -> list[Path]:
     Every study is revoked or refused, with a line in the ledger, before the keys go. Ledgers, anchors, decisions,
     models and public keys stay: they are the site's proof of what left.
     """
-    if is_running(kit):
+    if process_of(kit):
         raise BadInput(f"site {site} is running; stop it (Ctrl-C, or your service manager) before it leaves")
     approvals = Approvals(kit, site)
     for request in approvals.requests():

@@ -59,6 +59,8 @@ class Federation:
         self.replies = ReplyCheck(method)
         self.keys = spec.keys
         self.sums = CoordinatorSums(study.federation, spec.run_name, method, added_up(study))
+        #: whether sites' scores are added up, so that those of all together are all that is known
+        self.adds_scores = ADD_SCORES in self.sums.covered
         self.image_shape = spec.image_shape
         self._settings, self._every = study.engine, study.engine.checkpoint_every
         self._fraction, self._patience = getattr(method, "fraction", 1.0), getattr(method, "patience", None)
@@ -133,11 +135,6 @@ class Federation:
             except (ParcelRejected, WorkFailed) as error:
                 raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
             yield reply
-
-    @property
-    def adds_scores(self) -> bool:
-        """Whether sites' scores are added up, so that those of all together are all that is known."""
-        return ADD_SCORES in self.sums.covered
 
     def ask_scores(self, weights: Weights | None, split: str, *, final: bool = False, **how: Any) -> list[Reply]:
         """Sums of the task's metrics over all sites' images of a split: of each site, or of all together where they

@@ -105,7 +105,7 @@ class Two(Adding):
 
 
 def sums(settings=INTEGER):
-    return CoordinatorSums(settings, "run", Two())
+    return CoordinatorSums(settings, "run", Two(), Two.SUMMED)
 
 
 def row(kind, values, tail=(1, 0, 1), layout=True):
@@ -153,7 +153,7 @@ def test_rows_are_added_up_by_kind_in_the_form_that_most_sent():
 
     def added(*widths):
         sent = [Reply(site, (row("weights", [5] * width),)) for site, width in zip("abcde", widths, strict=False)]
-        total = CoordinatorSums(INTEGER, "run", None)._added(federation, "both", iter(sent))
+        total = CoordinatorSums(INTEGER, "run", None, {})._added(federation, "both", iter(sent))
         return total.answered, failed.pop(), total.row.tolist()
 
     assert added() == ([], [], [])

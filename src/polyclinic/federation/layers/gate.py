@@ -80,21 +80,17 @@ class ThroughGate(Layer):
         for parcel in transaction.made:
             if words := self._too_large(transaction, parcel):
                 raise GateRefusedData(f"site '{call.site}' kept back {parcel.kind} of '{call.operation}': {words}")
+        added = call.operation in (ADD_SCORES, ADD_FINAL_SCORES)  # zeros, where too few patients would be behind them
+        zeros = added and not any(bool(one.any()) for made in transaction.made for one in made.tensors.values())
         return self.sites.gates[call.site].release(
             parcels,
             round=call.round,
             operation=call.operation,
             to=call.to,
             seal=None if call.to == COORDINATOR else lambda parcel: seal(site, parcel, call),
-            cohort=count_patients(self.spec, transaction) if self._counts(transaction) else None,
+            cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort and not zeros else None,
             by_reference=self.host.by_reference,
         )
-
-    def _counts(self, transaction: Transaction) -> bool:
-        """Whether it matters how many patients are behind an answer; a site adds zeros where they would be too few."""
-        added = transaction.call.operation in (ADD_SCORES, ADD_FINAL_SCORES)
-        zeros = added and not any(bool(one.any()) for made in transaction.made for one in made.tensors.values())
-        return bool(self.spec.policy.min_cohort) and not zeros
 
     def _too_large(self, transaction: Transaction, parcel: Parcel) -> str:
         """Why a parcel, as the operation made it, has more numbers than it can need."""

@@ -51,12 +51,9 @@ Ask = Callable[[Sequence[str]], Iterator[Reply]]
 class CoordinatorSums:
     """Adds up what sites send, as the table [federation] says."""
 
-    def __init__(
-        self, settings: Federated, run: str, method: MethodLike | None, summed: Mapping[str, str] | None = None
-    ) -> None:
-        """`summed`: what of the method's operations is added up, and how; its own table if not given."""
-        self.settings, self.run, self._method = settings, run, method
-        self._summed: Mapping[str, str] = getattr(method, "SUMMED", {}) if summed is None else summed
+    def __init__(self, settings: Federated, run: str, method: MethodLike | None, summed: Mapping[str, str]) -> None:
+        """`summed`: what of the method's operations is added up, and how."""
+        self.settings, self.run, self._method, self._summed = settings, run, method, summed
         #: operations of which the sites' replies are added up
         self.covered = frozenset(self._summed) if settings.sum != "float" else frozenset()
 

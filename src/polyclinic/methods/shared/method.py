@@ -200,16 +200,12 @@ class Method(Settings):
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
         sums = yield self._scores(site, weights or {}, split, own)
-        return self._release_scores(site, split, sums) if sums else None
+        return private.release_scores(site, split, sums) if sums else None
 
     def _scores(self, site: Site, weights: Weights, split: str, own: Own) -> Score:
         is_private = site.trainer.privacy is not None
         part: ImageSet = private.scored_images(site, split) if is_private else getattr(site.data, split)
         return Score(site, part, weights, partial(self.score, site, part, weights, own))
-
-    def _release_scores(self, site: Site, split: str, sums: dict[str, Tensor]) -> Parcel | None:
-        is_private = site.trainer.privacy is not None
-        return private.release_scores(site, split, sums) if is_private else Parcel("metrics", sums)
 
     @operation("metrics", plan=Score)
     def add_scores(
@@ -221,7 +217,7 @@ class Method(Settings):
         if not sums or cohort(site.data, split) < site.min_cohort:
             sums = self.score(site, site.data.train.take(np.arange(1)), weights or {}, own)
             sums = {name: torch.zeros_like(one) for name, one in sums.items()}
-        return self._release_scores(site, split, task.summable(sums, LARGEST / 2.0**site.study.federation.bits))
+        return private.release_scores(site, split, task.summable(sums, LARGEST / 2.0**site.study.federation.bits))
 
     @operation("metrics", plan=Score)
     def add_final_scores(

@@ -12,7 +12,7 @@ from polyclinic import __version__
 from polyclinic.deployment import site_status
 from polyclinic.deployment.approval import Approvals, Request
 from polyclinic.deployment.approval_rules import policy_of
-from polyclinic.deployment.processes import is_running
+from polyclinic.deployment.processes import process_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import DANGEROUS
@@ -72,7 +72,7 @@ class SiteView:
             content = {
                 "site": self.approvals.site,
                 "version": __version__,
-                "running": is_running(self.approvals.kit),
+                "running": process_of(self.approvals.kit) is not None,
                 "studies": studies,
                 "others": [_what_left(run) for run in runs if run.name not in known],
                 "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
