@@ -3,11 +3,8 @@
 import json
 
 import pytest
-import torch
 
-from polyclinic.federation.layers.replies import Coverage
 from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import compute_epsilon
@@ -86,34 +83,3 @@ def test_one_uncovered_kind_and_it_is_not_everything_any_more(kind):
     found = records.summary({"a": records.record(account(), ["weights of the generator"], [])}, [kind])
     assert found["covers"] == ["weights of the generator"]
     assert found["does_not_cover"] == [records.UNCOVERED[kind]]
-
-
-def parcel(privacy=None, kind="weights", **metadata) -> Parcel:
-    return Parcel(kind, {"w": torch.ones(2)}, metadata, privacy)
-
-
-def test_the_last_record_counts_and_what_comes_without_one_is_not_covered():
-    coverage = Coverage()
-    coverage.note("a", parcel(records.record(account(10), ["generator"], ["x"])))
-    coverage.note("a", parcel(records.record(account(20), ["classifier"], ["x", "y"])))
-    again = Coverage(json.loads(json.dumps(coverage.plain())))
-    assert again.records["a"]["steps"] == 20
-    assert again.records["a"]["covers"] == ["generator", "classifier"]
-    assert again.records["a"]["does_not_cover"] == ["x", "y"]
-    assert again.uncovered == set()
-    coverage = Coverage()
-    coverage.note("a", Parcel("statistics", {}, {"samples": 10, "steps": 3}))
-    assert coverage.uncovered == set()
-    coverage.note("a", Parcel("statistics", {}, {"samples": 10, "loss": 0.3}))
-    coverage.note("b", parcel(None, "codes"))
-    assert coverage.uncovered == {"statistics", "codes"}
-
-
-@pytest.mark.parametrize(
-    "nonsense", [{}, {"epsilon": "little"}, {"epsilon": 1.0, "delta": 0.1, "steps": 1, "covers": "all"}]
-)
-def test_a_site_that_sends_nonsense_covers_nothing(nonsense):
-    coverage = Coverage()
-    coverage.note("a", parcel(nonsense))
-    assert coverage.records == {}
-    assert coverage.uncovered == {"weights"}

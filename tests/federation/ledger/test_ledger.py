@@ -62,10 +62,6 @@ def test_a_line_says_what_left_and_what_came_before(path):
     assert ledger.position == (2, second["digest_of_line"])
 
 
-CHANGES = {"round": 9, "operation": "other", "kind": "metrics", "bytes": 10**6, "digest": "0" * 64, "to": "nobody"}
-CHANGES |= {"privacy": {"epsilon": 0}, "index": 7, "previous": "f" * 64, "digest_of_line": "e" * 64}
-
-
 def test_a_line_whose_digest_was_made_anew_breaks_the_next(five):
     """Who changes a line and its own digest must change every line after it."""
     lines = [json.loads(line) for line in five.read_text().splitlines()]
