@@ -4,8 +4,6 @@ A canary is a row whose clipped gradient has length 1 (in clipping norms) along 
 Coordinates have independent noise, and canaries take part independently: one run with M canaries is M runs with one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ bool [S, P] says which were trained on each, half of the models for every patien
 Under the null hypothesis a patient's scores and memberships are exchangeable: the test of their order is exact.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class Risks:
         """Patients whom the references tell apart at `LEVEL` over all of them."""
         return self.corrected <= LEVEL
 
-    def or_stronger(self, other: Risks) -> Risks:
+    def or_stronger(self, other: "Risks") -> "Risks":
         """The stronger of two tests of the same patients, corrected for two."""
         chance = np.minimum(1.0, 2 * np.minimum(self.chance, other.chance))
         return Risks(np.maximum(self.area, other.area), chance, np.array(holm(chance.tolist())), self.models)

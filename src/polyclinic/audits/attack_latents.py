@@ -1,6 +1,5 @@
 """Attacks on latents, activations and codes of latents: by a search with the encoder that the site was sent, and with a
-decoder that the attacker trains on images of its own.
-"""
+decoder that the attacker trains on images of its own."""
 
 from dataclasses import replace
 from typing import ClassVar

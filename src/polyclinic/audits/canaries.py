@@ -6,8 +6,6 @@ run. Beside the bound stand checks of what the accountant takes for granted. A l
 check that a right mechanism fails once in a hundred audits, is an alarm: some mistake leaks more than epsilon says.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -84,9 +84,8 @@ class AuditedParcel:
         if len(self.parts) == 1:
             seen = Seen.of(self.site, self.release, self.number, tools)
             return replace(seen, more=lambda: self._more(tools), peers=lambda: self._peers(tools))
-        mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
-        release, count = self.release, len(self.parts)
-        seen = Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, count)
+        mean, first = mean_parcel([one.parcels[self.number] for one in self.parts.values()]), self.release
+        seen = Seen(self.site, mean, (mean,), first.received, first.round, first.step, tools, len(self.parts))
         return replace(seen, again=lambda change: self._again(tools, change), more=lambda: self._more(tools))
 
     @property
@@ -100,8 +99,7 @@ class AuditedParcel:
 
     @property
     def digests(self) -> list[str]:
-        parts = [] if self.is_released_model else self.parts.values()
-        return [part.parcels[self.number].digest for part in parts]
+        return [self.parts[site].parcels[self.number].digest for site in self.sites]
 
     def _again(self, tools: Tools, change: Change) -> list[Parcel]:
         """The mean of what the sites let out, one after the other."""
@@ -182,9 +180,8 @@ def join_sites(sites: Sequence[SiteData]) -> SiteData:
         parts = [getattr(site, split) for site in sites]
         return reduce(join, [ImageSet(one.images, one.labels, one.masks) for one in parts])  # patients differ by site
 
-    return SiteData(
-        " and ".join(site.name for site in sites), of_split("train"), of_split("validation"), of_split("test")
-    )
+    train, validation, test = map(of_split, ("train", "validation", "test"))
+    return SiteData(" and ".join(site.name for site in sites), train, validation, test)
 
 
 # --- choosing parcels ------------------------------------------------------------------------------------------
@@ -232,9 +229,8 @@ def parcels_to_audit(
         found += [replace(one, not_kept=count_not_kept(one, kept, lines)) for one in chosen]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))
-    return sorted(
-        found, key=lambda audited: audited.parcel.kind in archive.SUM_KINDS
-    )  # what may show images comes first
+    # what may show images comes first
+    return sorted(found, key=lambda audited: audited.parcel.kind in archive.SUM_KINDS)
 
 
 def count_not_kept(one: AuditedParcel, kept: Kept, lines: LedgerLines) -> int:
@@ -286,9 +282,7 @@ def read_archive(folder: Path) -> list[Release]:
         for release in found:
             _ = release.operation, release.round, release.step
     except (OSError, ValueError, KeyError, TypeError):
-        raise WorkFailed(
-            f"{folder}: a note of what was kept cannot be read; restore this folder, or run the study anew"
-        ) from None
+        raise WorkFailed(f"{folder}: a note of what was kept cannot be read; restore it or run it again") from None
     return found
 
 

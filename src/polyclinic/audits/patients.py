@@ -6,8 +6,6 @@ all patients, and where the test would have found one at the limit. The list of 
 that only its owner may read; a rounded number is all that the report has.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ A linear classifier on the numbers and their squares, cross-validated, a patient
 beside that of the same classifier on permuted columns. Whole patients are permuted, so that the test is exact.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

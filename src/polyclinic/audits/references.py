@@ -5,8 +5,6 @@ patient's scores can be tested exactly. A run has the study's own recipe: its me
 first weights; only draws (batches, noise) are its own. On a GPU the runs that go side by side train as one stack.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import tempfile
@@ -60,7 +58,7 @@ class Pool:
     names: Sequence[str]  #: of the patients, as the prepared data numbers them; of images where nobody is known
 
     @classmethod
-    def of(cls, data: SiteData) -> Pool:
+    def of(cls, data: SiteData) -> "Pool":
         known = data.train.cases is not None and (data.test.cases is not None or not len(data.test))
         part = join(data.train, data.test) if len(data.test) else data.train
         whose = with_twins(np.asarray(part.cases) if known else np.arange(len(part)), part.images)

@@ -1,7 +1,5 @@
 """`polyclinic withdraw`: carry a run out again without patients who left the study, with a certificate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,6 +1,5 @@
 """What the people of a hospital see, by command (`polyclinic site`) or on a page (`serve --kit`): studies that came,
-what runs, what has left, and what is left of the budgets; and how the site leaves, or distrusts another.
-"""
+what runs, what has left, and what is left of the budgets; and how the site leaves, or distrusts another."""
 
 import contextlib
 import shutil

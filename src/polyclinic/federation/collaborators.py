@@ -1,6 +1,5 @@
 """What a federation consists of, and what it and its sites need of rooms above them, which they must not import.
-Engines live in `polyclinic.engines`, observers in `polyclinic.runner`.
-"""
+Engines live in `polyclinic.engines`, observers in `polyclinic.runner`."""
 
 from __future__ import annotations
 

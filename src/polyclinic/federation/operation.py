@@ -94,10 +94,9 @@ def operation(
     `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
     operation that releases something once a round. `partner`: who is at the other end. What is between sites comes
     sealed from another one, or leaves sealed for it, and the coordinator has none of it; what is for the simulator
-    exists in simulation only.
-    `plan`: the kind of plan that the function yields first, where plans of several simulated sites may be
-    carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
-    name, so that a function can be renamed and its draws stay the same. `most`: numbers of a parcel by kind,
+    exists in simulation only. `plan`: the kind of plan that the function yields first, where plans of several simulated
+    sites may be carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the
+    function's name, so that a function can be renamed and its draws stay the same. `most`: numbers of a parcel by kind,
     where metrics or statistics have more than few (`SMALL`), weights, gradients or a generator more than the model,
     codes or synthetic images more than a few for each pixel; of other kinds also a function of the method and the site.
 

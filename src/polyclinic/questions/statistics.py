@@ -1,6 +1,5 @@
 """Statistics that a site computes from its own cases, and tells coarsely: intervals, DeLong's and paired tests,
-calibration, sub-groups (`metrics/statistics/disclosure.py`). Studies ask for them with `evaluation.statistics`.
-"""
+calibration, sub-groups (`metrics/statistics/disclosure.py`). Studies ask for them with `evaluation.statistics`."""
 
 import itertools
 import json

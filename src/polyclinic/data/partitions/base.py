@@ -1,6 +1,5 @@
 """The base class of partitions, the `[sites]` table of a study; partitions at random (iid, quantity, dirichlet) and by
-a column, such as the institution; and what several of them share.
-"""
+a column, such as the institution; and what several of them share."""
 
 from abc import abstractmethod
 from collections import Counter

@@ -104,10 +104,9 @@ _UNREADABLE = (SafetensorError, KeyError, wire_codec.NotPictures, wire_codec.Not
 class Parcel:
     """`tensors` by name, `metadata` of plain JSON values. Treat both as frozen once the parcel is made.
 
-    `privacy` is what the site says it has spent on what the parcel holds, and None where nothing covers it.
-    Tensors lie in the order of their names, so that a receiver finds them in the same order whether the parcel
-    was encoded on its way or not. Those named in `compressed` (images, uint8 [N, C, H, W]) travel without their
-    redundancy.
+    `privacy` is what the site says it has spent on what the parcel holds, and None where nothing covers it. Tensors lie
+    in the order of their names, so that a receiver finds them in the same order whether the parcel was encoded on its
+    way or not. Those named in `compressed` (images, uint8 [N, C, H, W]) travel without their redundancy.
     """
 
     kind: str

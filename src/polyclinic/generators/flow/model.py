@@ -8,8 +8,6 @@ Vectors of features (space = "features", where the study's public front gives ve
 own, which can learn with differential privacy.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -79,7 +77,7 @@ class Flow(Generator):
     resumable: ClassVar[bool] = True
     learns_maps: ClassVar[bool] = True
 
-    def model_for(self, spec: ModelSpec) -> FlowModel:
+    def model_for(self, spec: ModelSpec) -> "FlowModel":
         return FlowModel(self, spec)
 
     def dp_obstacle(self) -> str | None:

@@ -4,8 +4,6 @@ Both take noisy inputs, times from 0 to `TIMES` (all noise), and a condition [B,
 augmented. They give velocities.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,6 +1,5 @@
 """Files that exist for a visitor: those inside the folder that is served, by their path below it, and no others; and
-which of its folders are runs, comparisons and studies.
-"""
+which of its folders are runs, comparisons and studies."""
 
 import os
 import tomllib

@@ -43,17 +43,15 @@ SUBGROUP = "subgroup"
 class Cases:
     """The images of one split, site by site, each in the order of the site's part.
 
-    like: classification, regression or segmentation; sites str [S]; site int64 [N], a number in `sites`
-    labels [N]; patients int64 [N], equal for images of one patient, or None
-    outputs float32 [N, C]: the logits of classes, or None
-    predictions float64: probabilities [N, C] or values [N] in the label's unit; None for masks
-    areas int64 [N, 3]: pixels predicted and true at once, predicted, and true; None but for masks
-    distances float64 [N, 2]: Hausdorff (95 %) and average surface distance in pixels, NaN where there is none, or None
-    scores float64 [N, S, 3]: of volumes, the Dice, HD95 (mm) and surface Dice of each structure; NaN where it does not
-    count; structures str [S]; millilitres float64 [N, S, 2]: of each structure, true and predicted
-    columns str [N, K] and column_names str [K]: what `data.columns` named, and the source's sub-groups
-    examples int64 [E]: the images of which `masks` uint8 [E, H, W] has the mask predicted, from worst to best; of
-    volumes, three planes of it (`planes_of`)
+    like: classification, regression or segmentation; sites str [S]; site int64 [N], a number in `sites` labels [N];
+    patients int64 [N], equal for images of one patient, or None outputs float32 [N, C]: the logits of classes, or None
+    predictions float64: probabilities [N, C] or values [N] in the label's unit; None for masks areas int64 [N, 3]:
+    pixels predicted and true at once, predicted, and true; None but for masks distances float64 [N, 2]: Hausdorff (95
+    %) and average surface distance in pixels, NaN where there is none, or None scores float64 [N, S, 3]: of volumes,
+    the Dice, HD95 (mm) and surface Dice of each structure; NaN where it does not count; structures str [S]; millilitres
+    float64 [N, S, 2]: of each structure, true and predicted columns str [N, K] and column_names str [K]: what
+    `data.columns` named, and the source's sub-groups examples int64 [E]: the images of which `masks` uint8 [E, H, W]
+    has the mask predicted, from worst to best; of volumes, three planes of it (`planes_of`)
     """
 
     like: str
