@@ -235,3 +235,13 @@ def test_bars_are_the_means_and_groups_stand_side_by_side(tmp_path, axes):
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["KS 0.02", "KS 0.97"]
     assert axes[0].get_ylabel() == "mae, months, on test images (lower is better)"
     assert axes[0].get_title(loc="left") == "Mean of 3 runs of each method\nlines: ± standard deviation"
+
+
+def test_a_method_that_nothing_can_add_up_leaves_the_secure_sum_out(tiny):
+    """As the studies that `study new --for` writes, and the one that comes with polyclinic, have one."""
+    secure = tiny("fedavg", {"federation.sum": "secure", "sites.count": 3})
+    with pytest.warns(Notice, match=r"standalone: federation\.sum of the study is left out"):
+        assert for_method(secure, "standalone", {}).federation.sum == "float"
+    assert for_method(secure, "fedprox", {}).federation.sum == "secure"
+    with pytest.raises(BadInput, match="federation.sum"):
+        for_method(secure, "cwt", {"federation.sum": "secure"})

@@ -165,6 +165,9 @@ def tables_for(study: Study, method: str) -> JsonObject:
     if issubclass(kind, OneRound):
         kept.pop("rounds", None)
     tables["method"] = {**kept, "name": method}
+    if tables.get("federation", {}).get("sum", "float") != "float" and kind(name=method).sum_obstacle():
+        tables["federation"] = {**tables["federation"], "sum": "float"}
+        notice_once(f"{method}: federation.sum of the study is left out, as each site's answer is needed by itself")
     return tables
 
 
