@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import finish, flags
+from measuring import finish, flags, keep
 from torch.nn import functional as F
 
 from polyclinic.attacks.patients import risks, smallest_risk
@@ -32,7 +32,7 @@ STUDY: dict[str, Any] = {
     "data": {"source": "chest-phantom", "samples": 40, "size": 28},
     "sites": {"names": ["hospital"], "partition": "iid"},
     "task": {"name": "classification"}, "model": {"backbone": "lenet5"}, "method": {"name": "fedavg", "rounds": 1},
-    "optimizer": {"name": "adam", "lr": 0.001, "batch_size": 16}, "evaluation": {"select": "last"},
+    "optimizer": {"name": "adam", "lr": 0.003, "batch_size": 30}, "evaluation": {"select": "last"},
     "engine": {"workers": 1, "durable": False},
 }  # fmt: skip
 
@@ -112,6 +112,7 @@ def main() -> None:
                 "others_named": int(found.sum() - sum(found[list(chosen)])), "audits_of_others": AUDITS,
                 "audits_that_name_somebody": sum(one > 0 for one in alarms),
             })  # fmt: skip
+            keep({"benchmark": "audit_patients", "sets": rows}, options)
     totals = {
         key: sum(row[key] for row in rows)
         for key in ("planted", "named", "audits_of_others", "audits_that_name_somebody")

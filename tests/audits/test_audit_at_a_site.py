@@ -73,3 +73,13 @@ def test_what_a_kit_cannot_do_alone_is_said(kit: Path, tmp_path: Path):
     with pytest.raises(BadInput, match=r"ask the coordinator for its study.toml, and name that file with --study$"):
         audit(kit / "runs" / RUN)
     assert audit(kit / "runs" / RUN, study=tmp_path / "study.toml")["verdicts"]["weights"]["words"]
+
+
+def test_a_site_tests_its_own_patients_and_never_says_withstood(kit: Path, hurry):
+    hurry(patient_references=4)
+    run = kit / "runs" / RUN
+    found = audit(run, patients=True, kinds=["weights"])["patients"]
+    assert found["verdict"] == "not tested"
+    assert "Reference runs have the images of 'site-1' alone" in found["words"]
+    assert [(run / place).is_file() for place in found["lists"]] == [True]
+    assert "what left" not in found["words"]
