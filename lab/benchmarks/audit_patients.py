@@ -1,7 +1,7 @@
 """Single patients: planted outliers that `audit --patients` must name, and audits of patients whom no model saw.
 
 Three sets of real radiographs (in the folder that POLYCLINIC_DATA names; drawn ones without it), 28 px, 120 patients
-each, LeNet-5. Twenty patients are made outliers before any model is trained: mislabelled, rare (a negative), duplicated
+each, the small CNN. Twenty patients are made outliers before any model is trained: mislabelled, rare (a negative), duplicated
 (four more copies) and extreme (noise), all with the wrong class. The null: 30 audits of other patients by the same
 models, with memberships drawn by lot. Settings are the product's: 64 reference runs, 1 % over all patients, limit 0.9.
 """
@@ -31,7 +31,7 @@ SETS = {"pneumoniamnist": 7, "tb_cxr_64": 7, "boneage_rsna_male_64": 6}
 STUDY: dict[str, Any] = {
     "data": {"source": "chest-phantom", "samples": 40, "size": 28},
     "sites": {"names": ["hospital"], "partition": "iid"},
-    "task": {"name": "classification"}, "model": {"backbone": "lenet5"}, "method": {"name": "fedavg", "rounds": 1},
+    "task": {"name": "classification"}, "model": {"backbone": "small-cnn"}, "method": {"name": "fedavg", "rounds": 1},
     "optimizer": {"name": "adam", "lr": 0.003, "batch_size": 30}, "evaluation": {"select": "last"},
     "engine": {"workers": 1, "durable": False},
 }  # fmt: skip
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=64)
     options = parser.parse_args()
     count, names = (8, list(SETS)[:1]) if options.quick else (options.references, list(SETS))
-    epochs = 2 if options.quick else 60
+    epochs = 2 if options.quick else 40
     study = parse_study({**STUDY, "method": {**STUDY["method"], "local_epochs": epochs}})
     begun, rows, first = time.perf_counter(), [], 0
     with tempfile.TemporaryDirectory() as folder:

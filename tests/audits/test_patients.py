@@ -38,8 +38,8 @@ def references(monkeypatch):
     return count
 
 
-def asked(folder, progress=None):
-    return patients.audit_patients(build_tools(open_run(folder)[0], "quick", "pixels", "cpu"), folder, (), progress)
+def asked(folder, progress=None, sites=()):
+    return patients.audit_patients(build_tools(open_run(folder)[0], "quick", "pixels", "cpu"), folder, sites, progress)
 
 
 def test_the_order_of_two_and_two_models_by_hand():
@@ -106,6 +106,7 @@ def test_what_tells_nobody_apart_has_withstood_unless_another_model_was_released
     found = asked(folder)
     assert found["verdict"] == "withstood"
     assert found["smallest_risk"] <= 0.98
+    assert "every image counts as one" in found["words"]
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor + 0.01 for name, tensor in weights.items()}, folder / "model.safetensors")
     found = asked(folder)
@@ -136,6 +137,16 @@ def test_a_model_that_remembers_one_patient_cannot_hide_it(tiny, tmp_path):
     references = References(assembly, pools, {site: halves(4, one.names) for site, one in pools.items()})
     loud = {name: 30 * one for name, one in assembly.initial_weights().items()}  # every loss is 0 or far from it
     assert len(np.unique(references.scores("site-1", loud))) == len(pools["site-1"].part)
+
+
+def test_one_site_that_withstood_says_nothing_of_another(tiny, tmp_path, references):
+    folder = tmp_path / "run"
+    run(tiny("analytic", {**HEAD, "data.samples": 60, "sites.count": 2}, numbers=4, penalty=1e9), folder)
+    references(32)
+    found = asked(folder, sites=["site-1"])
+    assert found["verdict"] == "not tested"
+    assert "patients of site-2 were not tested" in found["words"]
+    assert asked(folder)["verdict"] == "withstood"
 
 
 def test_stacked_reference_runs_are_those_one_by_one(tiny, tmp_path):

@@ -88,8 +88,12 @@ def audit_patients(
         text = json.dumps({"references": count, "limit": limit, "patients": listed}, indent=1) + "\n"
         atomic_write(_own_file(folder, site, LIST), text, private=True)
     word, words = verdict(together, limit, smallest)
-    if word == WITHSTOOD and (why := why_another_model(references, folder)):
+    others = [site for site in pools if site not in asked]
+    why = f"patients of {', '.join(others)} were not tested" if others else ""
+    if word == WITHSTOOD and (why := why or why_another_model(references, folder)):
         word, words = NOT_TESTED, f"{words}. But {why}"
+    if any(pools[site].names[0].startswith(f"{site}, image ") for site in asked):
+        words += ". The data names no patients: every image counts as one"
     hits = {f"hits_{rate:g}": hits_over_all(*_joined(known.values()), rate) for rate in (0.01, 0.001)}
     return {
         "verdict": word, "words": words + _whose(assembly, asked), **facts, "tested": patients,
