@@ -10,17 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.models import BACKBONES, build
-from polyclinic.privacy import clipped_sums
+from polyclinic.privacy import clipped_sums, ghost_clipping
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.ghost_clipping import (
-    GhostClipping,
-    NotFollowedError,
-    Products,
-    _as_followed,
-    can_follow,
-    laid_out_as,
-    product,
-)
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 
 
@@ -80,7 +71,7 @@ def test_every_backbone_has_the_sums_of_a_loop_over_images(name):
     images, targets = batch(2, channels=3)
     rows = (images.double().contiguous(memory_format=torch.channels_last), targets)
     wanted = by_loop(model, losses_of(model), rows, 0.5)
-    assert can_follow(model) == (name in QUICK)  # Opacus has a rule for those
+    assert ghost_clipping.can_follow(model) == (name in QUICK)  # Opacus has a rule for those
     for clipping in ("ghost", "stored"):
         found = at_once(ClippedSums(model, clipping), losses_of(model), rows, 0.5)
         assert error(found, wanted) < 1e-8, clipping
@@ -123,7 +114,7 @@ def test_a_length_is_never_lost_to_rounding_nor_an_image_without_a_finite_gradie
     left, right = torch.rand(8, 1, 1, 64), torch.rand(8, 1, 1, 64)
     left, right = torch.cat([left, -left * (1 + 1e-4)], 2) * 1e3, torch.cat([right, right], 2)
     exact = (left.double().mT @ right.double()).flatten(1).square().sum(1)
-    assert (Products(left, right).squares() >= exact * (1 - 1e-5)).all()
+    assert (ghost_clipping.Products(left, right).squares() >= exact * (1 - 1e-5)).all()
     model = build("small-cnn", channels=1, outputs=3, size=32, norm="group")
     images, targets = batch(3)
     images[1, 0, 3, 3] = float("nan")
@@ -237,7 +228,7 @@ def test_a_batch_goes_through_in_pieces_that_fit_the_memory(monkeypatch):
         seen.append(len(images))
         return losses_of(model)(images, targets)
 
-    ghost = GhostClipping(model)
+    ghost = ghost_clipping.GhostClipping(model)
     with ghost.following():
         one_row = ghost.bytes_of(lambda: losses_of(model)(*(one[:1] for one in given)))
     monkeypatch.setattr(clipped_sums, "ROOM", {"cpu": 4 * one_row + 3})
@@ -257,20 +248,20 @@ def column(*places: float) -> torch.Tensor:
     ((0.0,), (5.0,), 0.0, 0.0),
 ])  # fmt: skip
 def test_a_length_is_enlarged_by_sixteen_units_in_the_last_place_of_all_that_was_added(left, right, square, sizes):
-    [found] = Products(column(*left), column(*right)).squares().tolist()
+    [found] = ghost_clipping.Products(column(*left), column(*right)).squares().tolist()
     assert found == square + sizes * 16 * torch.finfo(torch.float64).eps
 
 
 def test_products_of_short_numbers_are_exact_and_gradients_lie_as_their_parameters():
     """1 + 2^-7 has no square in bfloat16, and has one in float32."""
     one = torch.full((1, 1, 1, 1), 1 + 2**-7).bfloat16()
-    found = product(one, one)
+    found = ghost_clipping.product(one, one)
     assert found.dtype == torch.float32
     assert found.item() == (1 + 2**-7) ** 2
     parameter, gradient = torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
-    assert laid_out_as(parameter, gradient) is gradient
+    assert ghost_clipping.laid_out_as(parameter, gradient) is gradient
     other = gradient.contiguous(memory_format=torch.channels_last)
-    found = laid_out_as(parameter, other)
+    found = ghost_clipping.laid_out_as(parameter, other)
     assert found.stride() == parameter.stride() != other.stride()
     assert torch.equal(found, gradient)
 
@@ -288,7 +279,7 @@ class OnGpu(torch.Tensor):
 ])  # fmt: skip
 def test_short_numbers_are_multiplied_where_a_gpu_is_fast_and_nowhere_else(monkeypatch, layer, repeats, on, computed):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: repeats)
-    came, back = _as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(on))
+    came, back = ghost_clipping._as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(on))
     assert {came.dtype, back.dtype} == {computed}
 
 
@@ -305,7 +296,7 @@ def tied() -> nn.Module:
     (nn.Conv1d(1, 1, 1), False),
 ])  # fmt: skip
 def test_layers_with_a_rule_whose_weights_are_their_own_are_followed(model, followed):
-    assert can_follow(model) is followed
+    assert ghost_clipping.can_follow(model) is followed
     assert ClippedSums(model).ghost is followed
     assert not ClippedSums(model, "stored").ghost
 
@@ -324,7 +315,7 @@ class Repeated(nn.Module):
 
 
 def clipped(model: nn.Module, losses) -> list[torch.Tensor]:
-    ghost = GhostClipping(model)
+    ghost = ghost_clipping.GhostClipping(model)
     with ghost.following():
         return ghost.clipped_sums(losses, 10.0, list(model.parameters()))
 
@@ -335,10 +326,10 @@ def test_a_pass_without_gradients_does_not_count_and_an_output_changed_in_place_
     [found] = clipped(model, lambda: model(rows))
     assert found.tolist() == [pytest.approx([3.0, 4.0], rel=1e-5)]
     model = Repeated(torch.enable_grad)
-    with pytest.raises(NotFollowedError, match="Linear runs twice in a pass"):
+    with pytest.raises(ghost_clipping.NotFollowedError, match="Linear runs twice in a pass"):
         clipped(model, lambda: model(rows))
     model = nn.Linear(2, 1)
-    with pytest.raises(NotFollowedError, match="the output of Linear is changed in place"):
+    with pytest.raises(ghost_clipping.NotFollowedError, match="the output of Linear is changed in place"):
         clipped(model, lambda: model(torch.ones(1, 2)).mul_(2)[:, 0])
 
 
@@ -346,13 +337,13 @@ def test_a_pass_without_gradients_does_not_count_and_an_output_changed_in_place_
 def test_a_layer_that_gets_or_gives_other_rows_than_images_is_not_followed(channels, filters):
     """An image without its batch: its first axis has as many rows as channels, or filters."""
     model = nn.Conv2d(channels, filters, 1)
-    with pytest.raises(NotFollowedError, match="Conv2d does not get a row for each image"):
+    with pytest.raises(ghost_clipping.NotFollowedError, match="Conv2d does not get a row for each image"):
         clipped(model, lambda: model(torch.ones(channels, 2, 2)).sum().reshape(1))
 
 
 def test_only_counted_rows_take_part():
     model, rows = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [1.0, 1.0], [0.5, 0.25]])
-    ghost = GhostClipping(model)
+    ghost = ghost_clipping.GhostClipping(model)
     with ghost.following():
         given = (lambda: model(rows)[:, 0], 10.0, list(model.parameters()), torch.tensor([True, False, True]))
         [found] = ghost.clipped_sums(*given)
@@ -363,4 +354,4 @@ def test_only_counted_rows_take_part():
     ("settings", "followed"), [({}, True), ({"padding_idx": 0}, False), ({"max_norm": 1.0}, False)]
 )
 def test_a_table_that_changes_its_rows_by_itself_is_not_followed(settings, followed):
-    assert can_follow(nn.Embedding(5, 4, **settings)) is followed
+    assert ghost_clipping.can_follow(nn.Embedding(5, 4, **settings)) is followed

@@ -21,14 +21,6 @@ from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.gpu import stacking
 from polyclinic.training.gpu.graphs import WARM_UP
 from polyclinic.training.gpu.stacked_layers import convolve_stacked
-from polyclinic.training.gpu.stacking import (
-    Member,
-    StackedCorrector,
-    StackedGradients,
-    StackedModel,
-    stacked_batches,
-    stacked_trainer,
-)
 from polyclinic.training.loop import Trainer
 from polyclinic.training.plans import Correction
 
@@ -67,9 +59,11 @@ def test_stacked_networks_learn_what_they_learn_one_by_one(name, graphs, monkeyp
         pretend_gpu(monkeypatch)
     members, size = 3, 32
     alone = [build(name, channels=1, outputs=3, size=size).double().train() for _ in range(members)]
-    stacked = StackedModel(alone[0], members)
+    stacked = stacking.StackedModel(alone[0], members)
     stacked.load([network.state_dict() for network in alone])
-    learn = StackedGradients(stacked, lambda images, targets: vmap(loss)(stacked(images), targets), graphs=graphs)
+    learn = stacking.StackedGradients(
+        stacked, lambda images, targets: vmap(loss)(stacked(images), targets), graphs=graphs
+    )
     together = torch.optim.SGD(stacked.parameters.values(), 0.01, 0.9)
     each = [torch.optim.SGD(network.parameters(), 0.01, 0.9) for network in alone]
     for _ in range(WARM_UP + 2 if graphs else 2):
@@ -237,9 +231,9 @@ def replayed(site: int) -> ReplayedBatches:
 def test_each_site_has_its_own_replayed_images_behind_its_own(monkeypatch):
     monkeypatch.setattr(stacking, "shuffled_indices", indices)
     part = Part(torch.zeros(9, 1).numpy())
-    members = [Member(Counting(site), part, torch.Generator(), replayed(site)) for site in (1, 2)]
+    members = [stacking.Member(Counting(site), part, torch.Generator(), replayed(site)) for site in (1, 2)]
     assert {member.rows for member in members} == {(3, 2)}
-    together = itertools.islice(stacked_batches(members), 3)
+    together = itertools.islice(stacking.stacked_batches(members), 3)
     alone = [replayed(site).join(batches_of(Counting(site))) for site in (1, 2)]
     for (images, targets), *each in zip(together, *alone, strict=False):
         assert torch.equal(images, torch.stack([own for own, _ in each]))
@@ -267,10 +261,10 @@ def test_the_stacks_that_were_used_last_are_kept(monkeypatch):
     monkeypatch.setattr(stacking, "StackedTrainer", lambda trainer, members, losses: made.append(members) or [members])
     trainer = SimpleNamespace(kept={})
     for members in (2, 3, 4, 5, 2, 6):
-        assert stacked_trainer(trainer, members) == [members]
+        assert stacking.stacked_trainer(trainer, members) == [members]
     assert made == [2, 3, 4, 5, 6]
     assert [members for members, _ in trainer.kept["stacks"]] == [4, 5, 2, 6]  # that of three was not used for longest
-    stacked_trainer(trainer, 3)
+    stacking.stacked_trainer(trainer, 3)
     assert made[-1] == 3
     assert len(trainer.kept["stacks"]) == stacking.MOST_STACKS
 
@@ -332,7 +326,7 @@ def test_corrections_of_a_stack_are_those_of_each_network(same):
     """A network that is through no longer changes its state; tensors that all sites share are not copied."""
     shared = torch.tensor([1.0, 2.0])
     given = [shared, shared if same else torch.tensor([5.0, 6.0])]
-    correct = StackedCorrector([correction(one) for one in given], [1, 3], torch.device("cpu"))
+    correct = stacking.StackedCorrector([correction(one) for one in given], [1, 3], torch.device("cpu"))
     for _ in range(3):
         parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in ("w", "left")}
         for one in parameters.values():

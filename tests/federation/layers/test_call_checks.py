@@ -7,20 +7,7 @@ import torch
 from torch import nn
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.call_checks import (
-    ALL_REPEATS,
-    LEFT_OUT,
-    AnsweredCalls,
-    Course,
-    OwnArguments,
-    RoundOfStudy,
-    ScoredWeights,
-    TakenByHospital,
-    TakenCall,
-    check_once,
-    check_order,
-    check_scores,
-)
+from polyclinic.federation.layers import call_checks
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
@@ -50,7 +37,7 @@ class Method:
 def check(name, deployed=True, to="coordinator", parcels=None, **arguments):
     work = getattr(Method(), name)
     call = Call("a", name, 1, parcels or {}, arguments, to)
-    layer = TakenByHospital if deployed else TakenCall
+    layer = call_checks.TakenByHospital if deployed else call_checks.TakenCall
     layer(SimpleNamespace(spec=None, sites=None)).arriving(Transaction(call, work, work.operation))
 
 
@@ -76,11 +63,11 @@ def test_receivers_kinds_and_courses_by_hand():
         check_came([], kind="gradients")
     check_came(["whatever"], name="statistics", kind="statistics")  # names are those of weights alone
     # A site that is chosen for every second round may leave out half of them, and half as many again by chance.
-    assert Course(10).left_out == LEFT_OUT == 3
-    assert Course(10, 0.5).left_out == 3 + 8
-    assert Course(8, 0.25).left_out == 3 + 9
-    assert [Course(2).may_end_in(round) for round in (1, 2)] == [False, True]
-    assert [Course(2, ends_early=True).may_end_in(round) for round in (1, 2)] == [True, True]
+    assert call_checks.Course(10).left_out == call_checks.LEFT_OUT == 3
+    assert call_checks.Course(10, 0.5).left_out == 3 + 8
+    assert call_checks.Course(8, 0.25).left_out == 3 + 9
+    assert [call_checks.Course(2).may_end_in(round) for round in (1, 2)] == [False, True]
+    assert [call_checks.Course(2, ends_early=True).may_end_in(round) for round in (1, 2)] == [True, True]
 
 
 def trainer(*sizes, local=()):
@@ -93,7 +80,7 @@ def check_came(tensors, name="weights", operation="train", own=None, others=(), 
     work = getattr(Method(), operation)
     transaction = Transaction(Call("a", operation, 1), work, work.operation)
     transaction.site, transaction.received = site, {name: Parcel(kind, dict.fromkeys(tensors, torch.ones(1)))}
-    OwnArguments(SimpleNamespace(spec=None, sites=None)).arriving(transaction)
+    call_checks.OwnArguments(SimpleNamespace(spec=None, sites=None)).arriving(transaction)
 
 
 NAMES = [f"{number}.weight" for number in range(5)]
@@ -125,7 +112,7 @@ def declared(*releases, **how):
 
 
 TRAIN, EVALUATE, KEYS = declared("weights"), declared("metrics"), declared("keys")
-WHOLE = Course(10)
+WHOLE = call_checks.Course(10)
 
 
 def weights(value=1.0):
@@ -143,12 +130,12 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def answered(tmp_path):
-    return AnsweredCalls(tmp_path / "answered.json")
+    return call_checks.AnsweredCalls(tmp_path / "answered.json")
 
 
 @pytest.fixture
 def scored(tmp_path):
-    return ScoredWeights(tmp_path / "scored.json")
+    return call_checks.ScoredWeights(tmp_path / "scored.json")
 
 
 def release(ledger, round=1, name="train", kind="weights", digest="d", to="coordinator"):
@@ -157,7 +144,9 @@ def release(ledger, round=1, name="train", kind="weights", digest="d", to="coord
 
 @pytest.mark.parametrize("round", [-1, 4, 1.0, True, "1", None])
 def test_a_round_that_the_study_does_not_have_is_refused(round):
-    layer = RoundOfStudy(SimpleNamespace(spec=SimpleNamespace(method=SimpleNamespace(rounds=3)), sites=None))
+    layer = call_checks.RoundOfStudy(
+        SimpleNamespace(spec=SimpleNamespace(method=SimpleNamespace(rounds=3)), sites=None)
+    )
     for right in range(4):
         layer.arriving(SimpleNamespace(call=call(right)))
     with pytest.raises(ParcelRejected, match=f"the study has rounds 0 to 3, and round {round!r} came"):
@@ -165,13 +154,13 @@ def test_a_round_that_the_study_does_not_have_is_refused(round):
 
 
 def test_a_round_does_not_come_after_a_later_one(ledger):
-    check_order(call(0), TRAIN, ledger)
+    call_checks.check_order(call(0), TRAIN, ledger)
     release(ledger, round=3)
     for operation_, round in ((TRAIN, 3), (TRAIN, 4), (EVALUATE, 3), (KEYS, 2), (declared(), 2)):
-        check_order(call(round), operation_, ledger)
+        call_checks.check_order(call(round), operation_, ledger)
     for operation_ in (TRAIN, EVALUATE, declared("keys", "weights")):
         with pytest.raises(ParcelRejected, match=r"^'train' came for round 2, and round 3 has begun$"):
-            check_order(call(2), operation_, ledger)
+            call_checks.check_order(call(2), operation_, ledger)
 
 
 def test_a_run_is_over_when_a_model_was_scored_twice_in_a_round(answered):
@@ -186,7 +175,7 @@ def test_a_run_is_over_when_a_model_was_scored_twice_in_a_round(answered):
 
 def ask(ledger, answered, one=None, declared=TRAIN, asked="new", course=WHOLE, put_back=False):
     transaction = SimpleNamespace(call=one or call(), declared=declared, asked=asked)
-    check_once(transaction, ledger, answered, course, put_back=put_back)
+    call_checks.check_once(transaction, ledger, answered, course, put_back=put_back)
 
 
 def test_training_is_answered_once_a_round_and_twice_more_after_interruptions(ledger, answered):
@@ -207,12 +196,12 @@ def test_training_is_answered_once_a_round_and_twice_more_after_interruptions(le
 
 
 def test_after_a_run_that_was_over_or_put_back_too_often_nothing_is_answered(ledger, answered):
-    for number in range(ALL_REPEATS):
+    for number in range(call_checks.ALL_REPEATS):
         answered.note(call(1), str(number))
     answered.note(call(2), "a")  # 11 repeats until now
     ask(ledger, answered, call(2), put_back=True)
     answered.note(call(2), "b")
-    sentence = f"^the run was put back too often: {ALL_REPEATS} calls were answered once more with others$"
+    sentence = f"^the run was put back too often: {call_checks.ALL_REPEATS} calls were answered once more with others$"
     with pytest.raises(GateRefused, match=sentence):
         ask(ledger, answered, call(2), put_back=True)
     ask(ledger, answered, call(2))  # no interruption
@@ -222,7 +211,7 @@ def test_after_a_run_that_was_over_or_put_back_too_often_nothing_is_answered(led
 def test_after_a_run_that_ends_early_was_over_nothing_is_answered(ledger, answered):
     for asked in "ab":
         answered.note(call(1, "evaluate"), asked)
-    early = Course(10, ends_early=True)
+    early = call_checks.Course(10, ends_early=True)
     ask(ledger, answered, call(1), course=early)
     with pytest.raises(GateRefused, match=r"^the run was over before round 2: its finished model was scored$"):
         ask(ledger, answered, call(2), course=early)
@@ -257,7 +246,7 @@ def test_a_round_begins_with_weights_that_were_scored_in_the_round_before(scored
     sentence = "^the weights that came for 'train' in round 2 are not those that were scored in round 1$"
     with pytest.raises(ParcelRejected, match=sentence):
         scored.check(call(2, value=5.0))
-    assert len(ScoredWeights(scored.path).read()["1"]) == 2
+    assert len(call_checks.ScoredWeights(scored.path).read()["1"]) == 2
 
 
 @pytest.mark.parametrize(("begun", "rounds_scored", "round", "left_out"), [
@@ -275,13 +264,13 @@ def test_rounds_that_were_left_out_after_scores(scored, begun, rounds_scored, ro
         scored.begin(call(number))
     for number in rounds_scored:
         scored.note(call(number, "evaluate", value=1.0))
-    if left_out <= LEFT_OUT:
+    if left_out <= call_checks.LEFT_OUT:
         scored.check_left_out(call(round), WHOLE)
     else:
         with pytest.raises(GateRefused, match=f"^the rounds after {left_out} scored ones were left out, and 3 may be$"):
             scored.check_left_out(call(round), WHOLE)
-    scored.check_left_out(call(round), Course(10, 0.9))  # 3 + 2 may be
-    assert ScoredWeights(scored.path).read().get("begun", []) == [str(number) for number in begun]
+    scored.check_left_out(call(round), call_checks.Course(10, 0.9))  # 3 + 2 may be
+    assert call_checks.ScoredWeights(scored.path).read().get("begun", []) == [str(number) for number in begun]
 
 
 def scores(*values):
@@ -289,23 +278,23 @@ def scores(*values):
 
 
 @pytest.mark.parametrize(("round", "course", "put_back", "allowed"), [
-    *((1, WHOLE, False, 1), (10, WHOLE, False, 2), (1, Course(10, ends_early=True), False, 2)),
+    *((1, WHOLE, False, 1), (10, WHOLE, False, 2), (1, call_checks.Course(10, ends_early=True), False, 2)),
     *((1, WHOLE, True, 3), (10, WHOLE, True, 4)),
 ])  # fmt: skip
 def test_scores_leave_so_often_in_a_round(ledger, round, course, put_back, allowed):
     one = call(round, "evaluate")
-    check_scores(one, scores(*range(allowed)), ledger, course, put_back=put_back)
+    call_checks.check_scores(one, scores(*range(allowed)), ledger, course, put_back=put_back)
     with pytest.raises(GateRefused, match="has released its scores"):  # before the first line, too
-        check_scores(one, scores(*range(allowed + 1)), ledger, course, put_back=put_back)
+        call_checks.check_scores(one, scores(*range(allowed + 1)), ledger, course, put_back=put_back)
     release(ledger, round=round, name="train")
     release(ledger, round=round, name="other", kind="metrics")
     release(ledger, round=round + 1, name="evaluate", kind="metrics")
     for number in range(allowed):
-        check_scores(one, scores(0.5), ledger, course, put_back=put_back)
-        check_scores(one, scores(*range(allowed - number)), ledger, course, put_back=put_back)
+        call_checks.check_scores(one, scores(0.5), ledger, course, put_back=put_back)
+        call_checks.check_scores(one, scores(*range(allowed - number)), ledger, course, put_back=put_back)
         with pytest.raises(GateRefused, match=f"^'evaluate' has released its scores of round {round} already$"):
-            check_scores(one, scores(*range(allowed - number + 1)), ledger, course, put_back=put_back)
+            call_checks.check_scores(one, scores(*range(allowed - number + 1)), ledger, course, put_back=put_back)
         release(ledger, round=round, name="evaluate", kind="metrics", digest=str(number))
     with pytest.raises(GateRefused, match="has released its scores"):
-        check_scores(one, scores(0.5), ledger, course, put_back=put_back)
-    check_scores(one, [Parcel("statistics", {})], ledger, course, put_back=put_back)
+        call_checks.check_scores(one, scores(0.5), ledger, course, put_back=put_back)
+    call_checks.check_scores(one, [Parcel("statistics", {})], ledger, course, put_back=put_back)

@@ -19,23 +19,6 @@ from polyclinic.federation.ledger import wire
 from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel, decode, shortened
-from polyclinic.federation.ledger.wire import (
-    LARGEST,
-    LONGEST,
-    SMALLEST,
-    NotOnWire,
-    NotPictures,
-    bits_for,
-    can_pack_images,
-    pack,
-    pack_codes,
-    pack_images,
-    restore,
-    shrink,
-    unpack,
-    unpack_codes,
-    unpack_images,
-)
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -98,10 +81,12 @@ def test_replies_and_bytes_that_nobody_shortens():
     assert torch.equal(Reply.from_bytes(data, call).weights["w"], after["w"])
     with pytest.raises(ParcelRejected, match="difference"):
         Reply.from_bytes(data)
-    with pytest.raises(NotPictures):
-        unpack_images(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))
-    with pytest.raises(NotPictures, match="more bytes"):
-        unpack_images(torch.cat([pack_images(smooth(3, 1, 8, 8)), torch.zeros(1, dtype=torch.uint8)]), (3, 1, 8, 8))
+    with pytest.raises(wire.NotPictures):
+        wire.unpack_images(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))
+    with pytest.raises(wire.NotPictures, match="more bytes"):
+        wire.unpack_images(
+            torch.cat([wire.pack_images(smooth(3, 1, 8, 8)), torch.zeros(1, dtype=torch.uint8)]), (3, 1, 8, 8)
+        )
     data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
     with pytest.raises(ParcelRejected, match="never travels shortened"):
         decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
@@ -154,29 +139,29 @@ def smooth(count, channels, height, width, seed=0):
 @given(st.integers(0, 5), st.sampled_from([1, 3]), st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
 def test_any_images_come_back_as_they_were(count, channels, height, width, seed):
     images = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), np.uint8))
-    assert torch.equal(unpack_images(pack_images(images), images.shape), images)
+    assert torch.equal(wire.unpack_images(wire.pack_images(images), images.shape), images)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (4, 1, 8, 8), (3, 1, 8, 9), (3, 3, 8), (3, 2, 8, 8), (3, 1, 0, 8)])
 def test_other_shapes_than_were_packed_are_refused(shape):
-    with pytest.raises(NotPictures):
-        unpack_images(pack_images(smooth(3, 1, 8, 8)), shape)
+    with pytest.raises(wire.NotPictures):
+        wire.unpack_images(wire.pack_images(smooth(3, 1, 8, 8)), shape)
 
 
 @pytest.mark.parametrize(("shape", "fits"), [
-    *(((2, 1, 1, 1), True), ((2, 3, 1, 1), True), ((0, 1, 4, 4), True), ((1, 1, LONGEST, 1), True)),
-    *(((1, 1, 1, LONGEST), True), ((1, 1, LONGEST + 1, 1), False), ((1, 1, 1, LONGEST + 1), False)),
+    *(((2, 1, 1, 1), True), ((2, 3, 1, 1), True), ((0, 1, 4, 4), True), ((1, 1, wire.LONGEST, 1), True)),
+    *(((1, 1, 1, wire.LONGEST), True), ((1, 1, wire.LONGEST + 1, 1), False), ((1, 1, 1, wire.LONGEST + 1), False)),
     *(((1, 1, 0, 4), False), ((1, 1, 4, 0), False), ((1, 2, 4, 4), False), ((1, 4, 4, 4), False)),
     *(((3, 4, 4), False), ((1, 1, 1, 4, 4), False)),
 ])  # fmt: skip
 def test_shapes_that_are_packed_are_those_that_are_unpacked(shape, fits):
     images = torch.zeros(shape, dtype=torch.uint8)
-    assert can_pack_images(images) is fits
+    assert wire.can_pack_images(images) is fits
     if fits:
-        assert torch.equal(unpack_images(pack_images(images), shape), images)
+        assert torch.equal(wire.unpack_images(wire.pack_images(images), shape), images)
     else:
-        with pytest.raises(NotPictures, match="cannot be in there"):
-            unpack_images(torch.zeros(0, dtype=torch.uint8), shape)
+        with pytest.raises(wire.NotPictures, match="cannot be in there"):
+            wire.unpack_images(torch.zeros(0, dtype=torch.uint8), shape)
 
 
 def test_a_parcel_compresses_on_its_way_and_nobody_sees_it():
@@ -242,8 +227,8 @@ def told(encoding="int8", dtype="float32", shape=(2, 2)) -> dict:
 
 
 def refusal(blobs, described, limit=LIMIT, base=None) -> str:
-    with pytest.raises(NotOnWire) as refused:
-        unpack(blobs, described, limit, base)
+    with pytest.raises(wire.NotOnWire) as refused:
+        wire.unpack(blobs, described, limit, base)
     return str(refused.value)
 
 
@@ -259,42 +244,42 @@ INT8 = floats(2 / 127, 4 / 127) + np.array([64, -127, 16, 127], np.int8).tobytes
 )
 def test_rounded_numbers_by_hand(encoding, raw, numbers):
     assert wire_codec._rounded(SMALL, encoding) == raw
-    torch.testing.assert_close(unpack({"w": packed(raw)}, told(encoding), LIMIT, None)["w"], numbers)
+    torch.testing.assert_close(wire.unpack({"w": packed(raw)}, told(encoding), LIMIT, None)["w"], numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_differences_of_every_type(dtype):
-    base = {"w": torch.arange(SMALLEST).reshape(32, 32).to(dtype)}
-    sent = {"w": base["w"].flip(0), "n": torch.arange(SMALLEST)}
-    blobs, described = pack(sent, "delta", {**base, "n": sent["n"] + 1})
+    base = {"w": torch.arange(wire.SMALLEST).reshape(32, 32).to(dtype)}
+    sent = {"w": base["w"].flip(0), "n": torch.arange(wire.SMALLEST)}
+    blobs, described = wire.pack(sent, "delta", {**base, "n": sent["n"] + 1})
     name = str(dtype).removeprefix("torch.")
     assert described == {"w": {"dtype": name, "shape": [32, 32]}}  # whole numbers travel as they are
-    back = unpack(blobs, {"encoding": "delta", "tensors": described}, LIMIT, base)
+    back = wire.unpack(blobs, {"encoding": "delta", "tensors": described}, LIMIT, base)
     assert torch.equal(back["w"], sent["w"])
 
 
 @pytest.mark.parametrize("encoding", ["fp16", "int8"])
 @pytest.mark.parametrize(("tensor", "shortened"), [
-    (torch.ones(SMALLEST), True),
-    (torch.ones(SMALLEST - 1), False),
-    (torch.ones(SMALLEST, dtype=torch.float64), False),
-    (torch.ones(SMALLEST, dtype=torch.int64), False),
-    (torch.full((SMALLEST,), 0.99 * LARGEST), True),
-    (torch.full((SMALLEST,), -1.01 * LARGEST), False),
-    (torch.full((SMALLEST,), 1.5e38), False),
-    (torch.full((SMALLEST,), math.nan), False),
+    (torch.ones(wire.SMALLEST), True),
+    (torch.ones(wire.SMALLEST - 1), False),
+    (torch.ones(wire.SMALLEST, dtype=torch.float64), False),
+    (torch.ones(wire.SMALLEST, dtype=torch.int64), False),
+    (torch.full((wire.SMALLEST,), 0.99 * wire.LARGEST), True),
+    (torch.full((wire.SMALLEST,), -1.01 * wire.LARGEST), False),
+    (torch.full((wire.SMALLEST,), 1.5e38), False),
+    (torch.full((wire.SMALLEST,), math.nan), False),
 ])  # fmt: skip
 def test_tensors_that_are_rounded(encoding, tensor, shortened):
     for base in ({}, {"w": tensor}):
-        blobs, described = pack({"w": tensor}, encoding, base)
+        blobs, described = wire.pack({"w": tensor}, encoding, base)
         assert (list(blobs), list(described)) == ((["w"], ["w"]) if shortened else ([], []))
 
 
 def test_rounding_differences_and_faults_by_hand():
     tensor = torch.ones(32, 32)
-    assert pack({"w": tensor}, "delta", {"w": tensor})[0]
+    assert wire.pack({"w": tensor}, "delta", {"w": tensor})[0]
     for base in ({}, {"v": tensor}, {"w": tensor.double()}, {"w": tensor.flatten()}):
-        assert pack({"w": tensor}, "delta", base) == ({}, {})
+        assert wire.pack({"w": tensor}, "delta", base) == ({}, {})
     # 190 times the smallest number over 127 is the smallest number itself: 190 codes, of which there are 127
     least = 2.0**-149
     raw = wire_codec._rounded(torch.tensor([190 * least, -190 * least]), "int8")
@@ -310,11 +295,11 @@ def test_rounding_differences_and_faults_by_hand():
     assert refusal({"w": packed(FP16)}, told("fp16", dtype="float16")) == "only float32 is rounded"
     generator = torch.Generator().manual_seed(0)
     latents = torch.randn(5, 3, 4, 4, generator=generator) * torch.tensor([0.01, 1.0, 100.0]).reshape(3, 1, 1)
-    assert torch.equal(restore(shrink(latents, "fp32")), latents)
-    assert ((restore(shrink(latents, "fp16")) - latents).abs() <= latents.abs() * 2**-11 + 1e-7).all()
-    sent = shrink(latents, "int8")
+    assert torch.equal(wire.restore(wire.shrink(latents, "fp32")), latents)
+    assert ((wire.restore(wire.shrink(latents, "fp16")) - latents).abs() <= latents.abs() * 2**-11 + 1e-7).all()
+    sent = wire.shrink(latents, "int8")
     assert sent["latents"].dtype == torch.int8
-    off = (restore(sent) - latents).abs().amax((0, 2, 3))
+    off = (wire.restore(sent) - latents).abs().amax((0, 2, 3))
     assert (off <= sent["step"] * 0.501).all()
     assert off[0] < 1e-3 < off[2]  # a scale for each channel, not one for all
 
@@ -323,7 +308,7 @@ def test_rounding_differences_and_faults_by_hand():
 def test_memory_is_bounded_by_what_is_unpacked_and_by_what_it_is_unpacked_from(shape, most):
     """16 numbers are 64 bytes; 4 rows of one number have 16 bytes of scales and 4 of codes."""
     raw = floats(1, 1, 1, 1) + bytes(math.prod(shape))
-    assert unpack({"w": packed(raw)}, told(shape=shape), most, None)["w"].tolist() == torch.zeros(shape).tolist()
+    assert wire.unpack({"w": packed(raw)}, told(shape=shape), most, None)["w"].tolist() == torch.zeros(shape).tolist()
     sentence = f"{4 * math.prod(shape)} bytes are declared, and the limit is {most - 1}"
     assert refusal({"w": packed(raw)}, told(shape=shape), limit=most - 1) == sentence
 
@@ -357,31 +342,31 @@ def test_a_difference_to_a_tensor_that_the_receiver_does_not_have(base):
 def test_codes_come_back_from_ceil_log2_k_bits(data: st.DataObject, size: int, numbers: int):
     values = data.draw(st.lists(st.integers(0, size - 1), min_size=numbers, max_size=numbers))
     codes = torch.tensor(values, dtype=torch.int16)
-    packed = pack_codes(codes, size)
+    packed = wire.pack_codes(codes, size)
     assert packed.numel() == math.ceil(numbers * max(1, math.ceil(math.log2(size))) / 8)
-    assert torch.equal(unpack_codes(packed, size, (numbers,)), codes)
+    assert torch.equal(wire.unpack_codes(packed, size, (numbers,)), codes)
 
 
 def test_codes_are_packed_by_hand_and_piece_by_piece(monkeypatch):
-    assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
+    assert [wire.bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
     # 1 and 2 in two bits each, lowest bit first: 10 01 0000
-    assert pack_codes(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
+    assert wire.pack_codes(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
     codes = torch.randint(300, (7, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
-    at_once = pack_codes(codes, 300)
+    at_once = wire.pack_codes(codes, 300)
     monkeypatch.setattr(wire, "CHUNK", 16)
-    assert torch.equal(pack_codes(codes, 300), at_once)
-    assert torch.equal(unpack_codes(at_once, 300, (7, 5, 5)), codes)
+    assert torch.equal(wire.pack_codes(codes, 300), at_once)
+    assert torch.equal(wire.unpack_codes(at_once, 300, (7, 5, 5)), codes)
 
 
 @pytest.mark.parametrize(("words", "work"), [
-    ("run from 0 to 4, but the codebook has 4", lambda: pack_codes(torch.tensor([4, 0]), 4)),
-    ("run from -1 to 3, but the codebook has 4", lambda: pack_codes(torch.tensor([3, -1]), 4)),
-    ("4 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
-    ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, dtype=torch.int8), 4, (4,))),
-    ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
-    ("not 9 codes of 2 bits", lambda: unpack_codes(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
-    ("hold code 3", lambda: unpack_codes(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
-    ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
+    ("run from 0 to 4, but the codebook has 4", lambda: wire.pack_codes(torch.tensor([4, 0]), 4)),
+    ("run from -1 to 3, but the codebook has 4", lambda: wire.pack_codes(torch.tensor([3, -1]), 4)),
+    ("4 bytes are not 4 codes of 2 bits", lambda: wire.unpack_codes(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
+    ("1 bytes are not 4 codes of 2 bits", lambda: wire.unpack_codes(torch.zeros(1, dtype=torch.int8), 4, (4,))),
+    ("1 bytes are not 4 codes of 2 bits", lambda: wire.unpack_codes(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
+    ("not 9 codes of 2 bits", lambda: wire.unpack_codes(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
+    ("hold code 3", lambda: wire.unpack_codes(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
+    ("not finite", lambda: wire.shrink(torch.tensor([[float("nan")]]), "int8")),
 ])  # fmt: skip
 def test_faults_are_named(words: str, work):
     with pytest.raises(BadInput, match=words):
@@ -392,9 +377,9 @@ def test_faults_are_named(words: str, work):
 def test_int8_by_hand(axes: tuple[int, ...]):
     """One channel from -1 to 254, so that a step is 1, and one from 10 to 20.2, so that it is 0.04."""
     latents = torch.tensor([[-1.0, 10.0], [0.0, 15.0], [254.0, 20.2]]).reshape(3, 2, *axes)
-    sent = shrink(latents, "int8")
+    sent = wire.shrink(latents, "int8")
     assert sent["latents"].flatten(1).tolist() == [[-128, -128], [-127, -3], [127, 127]]
     assert sent["low"].tolist() == [-1.0, 10.0]
     assert sent["step"].tolist() == pytest.approx([1.0, 0.04])
-    torch.testing.assert_close(restore(sent), latents)
-    assert restore(sent).shape == latents.shape
+    torch.testing.assert_close(wire.restore(sent), latents)
+    assert wire.restore(sent).shape == latents.shape

@@ -13,16 +13,6 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums import arithmetic
-from polyclinic.federation.sums.arithmetic import (
-    COUNT_BITS,
-    TooLarge,
-    check_layout,
-    check_open,
-    from_whole,
-    parcels_of,
-    row_of,
-    write_whole,
-)
 from polyclinic.federation.sums.settings import Federated, Floor, floor_of
 
 LAYOUT = [["gradients", "g", "float32", [1]]]
@@ -32,7 +22,7 @@ PARTS = st.lists(st.tuples(NUMBERS, st.integers(1, 10**5)), min_size=1, max_size
 
 def to_whole(values, weight, bits):
     row = np.empty(values.numel(), np.uint64)
-    write_whole(values, weight, bits, row)
+    arithmetic.write_whole(values, weight, bits, row)
     return row
 
 
@@ -41,7 +31,7 @@ def test_the_mean_is_right_to_the_resolution(parts):
     rows = [to_whole(torch.tensor([x]), weight, 24) for x, weight in parts]
     total, weights = sum(rows[1:], rows[0].copy()), sum(weight for _, weight in parts)
     exact = sum(x * weight for x, weight in parts) / weights
-    found = float(from_whole(total, weights, 24, torch.float64))
+    found = float(arithmetic.from_whole(total, weights, 24, torch.float64))
     assert abs(found - exact) <= len(parts) * 2**-24 / weights + 1e-12 * abs(exact)
 
 
@@ -51,7 +41,7 @@ def test_a_whole_number_is_exact_or_refused(value, weight):
     if abs(value) * weight <= arithmetic.LARGEST:
         assert int(to_whole(torch.tensor([value, 0]), weight, 24).view(np.int64)[0]) == value * weight
     else:
-        with pytest.raises(TooLarge, match=f"with {weight} as weight"):
+        with pytest.raises(arithmetic.TooLarge, match=f"with {weight} as weight"):
             to_whole(torch.tensor([value, 0]), weight, 24)
 
 
@@ -59,15 +49,17 @@ def test_a_whole_number_is_exact_or_refused(value, weight):
 def test_a_count_of_images_fits_or_is_refused(images, bits):
     """Up to 500 million images at a site, whatever the resolution; the sum of the most sites does not wrap around."""
     parcel = Parcel("gradients", {"g": torch.zeros(1)}, {"samples": 1, "expected": images})
-    fits = images <= 2.0 ** (53 - min(bits, COUNT_BITS))
+    fits = images <= 2.0 ** (53 - min(bits, arithmetic.COUNT_BITS))
     assert fits or images > 5e8
     if not fits:
-        with pytest.raises(TooLarge, match="the number of images is"):
-            row_of([parcel], mean=True, weighting="samples", bits=bits)
+        with pytest.raises(arithmetic.TooLarge, match="the number of images is"):
+            arithmetic.row_of([parcel], mean=True, weighting="samples", bits=bits)
         return
-    row = row_of([parcel], mean=True, weighting="samples", bits=bits)[0]
-    [total] = parcels_of(row * np.uint64(1023), LAYOUT, ["gradients"], mean=True, bits=bits, sites=1023)
-    assert total.metadata["expected"] == pytest.approx(1023 * images, abs=1023 * 2.0 ** -min(bits, COUNT_BITS))
+    row = arithmetic.row_of([parcel], mean=True, weighting="samples", bits=bits)[0]
+    [total] = arithmetic.parcels_of(row * np.uint64(1023), LAYOUT, ["gradients"], mean=True, bits=bits, sites=1023)
+    assert total.metadata["expected"] == pytest.approx(
+        1023 * images, abs=1023 * 2.0 ** -min(bits, arithmetic.COUNT_BITS)
+    )
 
 
 SECRETS = st.binary(min_size=32, max_size=32)
@@ -197,22 +189,22 @@ def whole_row(numbers, weight=2, expected=0, sites=2):
 def test_what_a_sum_says_by_hand():
     """Whole numbers of two bits: 6 and 8 are 1.5 and 2; of two images they are a mean of 0.75 and 1."""
     layout = [["weights", "w", "float32", [2]]]
-    [mean] = parcels_of(whole_row([6, 8], expected=12), layout, ["weights"], mean=True, bits=2, sites=2)
+    [mean] = arithmetic.parcels_of(whole_row([6, 8], expected=12), layout, ["weights"], mean=True, bits=2, sites=2)
     assert mean.tensors["w"].tolist() == [0.75, 1.0]
     assert mean.metadata == {"samples": 2, "expected": 3.0, "sites": 2}
-    [total] = parcels_of(whole_row([6, 8], weight=1), layout, ["weights"], mean=False, bits=2, sites=2)
+    [total] = arithmetic.parcels_of(whole_row([6, 8], weight=1), layout, ["weights"], mean=False, bits=2, sites=2)
     assert total.tensors["w"].tolist() == [1.5, 2.0]
     for wrong in (whole_row([6, 8], weight=0), whole_row([6, 8], sites=3)):
         with pytest.raises(ParcelRejected, match="masks do not cancel"):
-            parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
+            arithmetic.parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
     row = torch.tensor([2**53, -(2**53), 3, 0, 1])
-    check_open(row)
-    check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
+    arithmetic.check_open(row)
+    arithmetic.check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
     for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
         changed = row.clone()
         changed[place] = wrong
         with pytest.raises(ParcelRejected, match="does not count as one site"):
-            check_open(changed)
+            arithmetic.check_open(changed)
 
 
 @pytest.mark.parametrize("entry", [
@@ -222,9 +214,9 @@ def test_what_a_sum_says_by_hand():
 ])  # fmt: skip
 def test_a_layout_that_says_something_else_is_refused(entry):
     numbers = torch.zeros(5, dtype=torch.int64)
-    check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])
+    arithmetic.check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])
     with pytest.raises(ParcelRejected, match="no list of kinds, names, dtypes and shapes"):
-        check_layout([entry], numbers, ["weights"])
+        arithmetic.check_layout([entry], numbers, ["weights"])
 
 
 @pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])

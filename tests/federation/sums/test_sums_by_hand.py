@@ -18,16 +18,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.sums import site_sums
-from polyclinic.federation.sums.arithmetic import (
-    Context,
-    TooLarge,
-    add_masks,
-    check_layout,
-    count_to_whole,
-    row_of,
-    sign_of,
-)
+from polyclinic.federation.sums import arithmetic, site_sums
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import honest_sites, known
@@ -37,14 +28,14 @@ INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
 
 
 def test_counts_and_tensors_that_do_not_fit_are_named():
-    assert count_to_whole(2.5, 1) == 5
-    assert count_to_whole(2**52, 1) == 2**53
+    assert arithmetic.count_to_whole(2.5, 1) == 5
+    assert arithmetic.count_to_whole(2**52, 1) == 2**53
     for count in (2**52 + 1, -1):
-        with pytest.raises(TooLarge, match=r"images, and up to 4\.504e\+15 fit$"):
-            count_to_whole(count, 1)
+        with pytest.raises(arithmetic.TooLarge, match=r"images, and up to 4\.504e\+15 fit$"):
+            arithmetic.count_to_whole(count, 1)
     parcel = Parcel("weights", {"v": torch.zeros(1), "w": torch.tensor([1e30])}, {"samples": 1})
-    with pytest.raises(TooLarge, match=r"^weights 'w' holds 1e"):
-        row_of([parcel], mean=True, weighting="samples", bits=24)
+    with pytest.raises(arithmetic.TooLarge, match=r"^weights 'w' holds 1e"):
+        arithmetic.row_of([parcel], mean=True, weighting="samples", bits=24)
     assert collected(INTEGER, [""] * 1024) == []
     with pytest.raises(WorkFailed, match="takes up to 1,024 sites, and there are 1,025"):
         collected(INTEGER, [""] * 1025)
@@ -65,16 +56,20 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
         Parcel("weights", {"w": torch.tensor([0.5, -1.0]), "n": torch.tensor(3)}, {"samples": 2}),
         Parcel("gradients", {"g": torch.tensor([[0.25]])}, {"expected": 1.5}),
     ]
-    numbers, layout = row_of(parcels, mean=True, weighting="samples", bits=8)
+    numbers, layout = arithmetic.row_of(parcels, mean=True, weighting="samples", bits=8)
     assert numbers.view(np.int64).tolist() == [6, 256, -512, 128, 2, 384, 1]
     assert layout == [
         ["weights", "n", "int64", []],
         ["weights", "w", "float32", [2]],
         ["gradients", "g", "float32", [1, 1]],
     ]
-    uniform = row_of(parcels, mean=True, weighting="uniform", bits=8)[0].view(np.int64)
+    uniform = arithmetic.row_of(parcels, mean=True, weighting="uniform", bits=8)[0].view(np.int64)
     assert uniform.tolist() == [3 * 1024, 512 * 256, -1024 * 256, 256 * 256, 1024, 384, 1]
-    assert row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [1, 384, 1]
+    assert arithmetic.row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [
+        1,
+        384,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(("layout", "numbers", "right"), [
@@ -88,10 +83,10 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
 ])  # fmt: skip
 def test_a_row_is_as_long_as_its_layout_says(layout, numbers, right):
     if right:
-        check_layout(layout, numbers, ["weights"])
+        arithmetic.check_layout(layout, numbers, ["weights"])
         return
     with pytest.raises(ParcelRejected, match=r"a summand of .* whole numbers was expected"):
-        check_layout(layout, numbers, ["weights"])
+        arithmetic.check_layout(layout, numbers, ["weights"])
 
 
 class Two(Adding):
@@ -229,12 +224,12 @@ def test_masks_are_key_streams_that_hang_on_what_was_agreed():
     mask = np.frombuffer(stream, "<u8")
     for sign, expected in ((1, 7 + mask), (-1, 7 - mask)):
         numbers = np.full(3, 7, dtype=np.uint64)
-        add_masks(numbers, [(b"secret", sign)], b"info")
+        arithmetic.add_masks(numbers, [(b"secret", sign)], b"info")
         assert numbers.tolist() == expected.tolist()
     keys = dict.fromkeys("abc", b"")
-    assert [sign_of(*pair, keys) for pair in ("ab", "ba", "ac", "cb")] == [1, -1, 1, -1]
-    context = Context("run", 1, "answer", {"a": b"1", "b": b"2"}, ["b", "a"])
-    same = Context("run", 1, "answer", {"b": b"2", "a": b"1"}, ["a", "b"])
+    assert [arithmetic.sign_of(*pair, keys) for pair in ("ab", "ba", "ac", "cb")] == [1, -1, 1, -1]
+    context = arithmetic.Context("run", 1, "answer", {"a": b"1", "b": b"2"}, ["b", "a"])
+    same = arithmetic.Context("run", 1, "answer", {"b": b"2", "a": b"1"}, ["a", "b"])
     assert context.sum_id == same.sum_id
     others = [
         replace(context, run="other"),
