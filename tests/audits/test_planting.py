@@ -42,9 +42,8 @@ def truth() -> Truth:
 
 @pytest.fixture
 def seen() -> Seen:
-    tools = SimpleNamespace(
-        effort=SimpleNamespace(candidates=40, projected=12), distance=Pixels(), device="cpu", seed=0
-    )
+    effort = SimpleNamespace(candidates=40, projected=12)
+    tools = SimpleNamespace(effort=effort, distance=Pixels(), device="cpu", seed=0)
     parcel = Parcel("generator", {"weight": torch.zeros(2)}, {})
     return Seen("north", parcel, (parcel,), lambda kind: {}, 1, 0, tools)
 
@@ -133,9 +132,8 @@ def test_planted_codes_are_read_as_a_sites_own_and_too_few_images_plant_none(mod
     )
     sent = (Parcel("codes", {}), Parcel("labels", {}), Parcel("generator", model.state()))
     seen = Seen("north", sent[0], sent, lambda kind: {}, 1, 0, tools)
-    truth = Truth(
-        [], SiteData("north", coded_part(20, "train"), coded_part(16, "validation"), coded_part(16, "test")), 0
-    )
+    parts = [coded_part(count, split) for count, split in ((20, "train"), (16, "validation"), (16, "test"))]
+    truth = Truth([], SiteData("north", *parts), 0)
     (planted,) = planting.planted_codes(seen, truth, model)
     groups = {kind: planted.seen.companion(kind).tensors for kind in ("codes", "labels")}
     found = from_groups(groups, model)["north"]

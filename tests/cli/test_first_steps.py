@@ -208,19 +208,10 @@ def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
 
 
 def test_a_wide_table_is_printed_in_parts_and_breaks_no_word():
-    columns = [
-        "method",
-        "balanced accuracy",
-        "95 % interval",
-        "p against fedavg",
-        "average surface distance",
-        "carried",
-    ]
-    rows = [
-        ["cwt-replay", "0.912 ± 0.034", "0.878 to 0.946", "< 0.001", "12.345 ± 1.234", "123.4 MB"],
-        None,
-        ["a guess"],
-    ]
+    columns = ["method", "balanced accuracy", "95 % interval", "p against fedavg"]
+    columns += ["average surface distance", "carried"]
+    rows = [["cwt-replay", "0.912 ± 0.034", "0.878 to 0.946", "< 0.001", "12.345 ± 1.234", "123.4 MB"]]
+    rows += [None, ["a guess"]]
     shown = {}
     for width in (200, 80, 60):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

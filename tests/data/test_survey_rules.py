@@ -323,9 +323,8 @@ def test_a_column_that_may_be_the_sites_is_named_and_can_be_given(tmp_path, caps
     assert run_app([*command, "Fal"]) == 2
     assert "--patient-column: " in capsys.readouterr().err
     images = RNG.integers(0, 255, (30, 28, 28), dtype=np.uint8)
-    np.savez(
-        tmp_path / "a.npz", images=images, labels=np.arange(30) % 2, haus=np.arange(30) % 3, fall=np.arange(30) // 2
-    )
+    row = np.arange(30)
+    np.savez(tmp_path / "a.npz", images=images, labels=row % 2, haus=row % 3, fall=row // 2)
     assert any("haus (3 values) may be: --site-column" in one for one in survey(tmp_path / "a.npz").notes)
     found = survey(tmp_path / "a.npz", hints=Hints(site_column="haus", patient_column="fall"))
     assert (found.sites, found.patients) == ({"0": 10, "1": 10, "2": 10}, 15)

@@ -34,11 +34,8 @@ def test_everything_comes_back(folder):
     Checkpoint(folder).save(manifest, {"state.w": tensors(1), "once.x": tensors(2)})
     other = Checkpoint(folder)
     loaded = other.load()
-    assert (loaded.round, loaded.plain, loaded.sites) == (
-        4,
-        {"state": {"x": [1, 2.5, None]}},
-        {"s": SitePosition(2, 9)},
-    )
+    assert (loaded.round, loaded.plain) == (4, {"state": {"x": [1, 2.5, None]}})
+    assert loaded.sites == {"s": SitePosition(2, 9)}
     assert isinstance(loaded.sites["s"], SitePosition)
     assert sorted(loaded.files) == ["once.x", "state.w"]
     assert other.tensors(loaded, "once.x")["n"].dtype == torch.int64

@@ -251,9 +251,8 @@ def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
 
     def mapped(name):
-        parts = (
-            ImageSet(np.load(tmp_path / "images.npy", mmap_mode="r"), np.zeros(1, dtype=np.int64)) for _ in range(3)
-        )
+        mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+        parts = (ImageSet(mapped, np.zeros(1, dtype=np.int64)) for _ in range(3))
         return SiteData(name, *parts)
 
     host = host_in(tmp_path, kilobytes=1000)

@@ -86,10 +86,8 @@ def test_phase_one_ends_when_nothing_gets_better_or_in_any_case_and_keeps_the_be
     assert model.at == 40  # the fourth measurement, 4, was the best; 30 steps without a better one
     assert set(model.losses) == {None}
     model = Counting([9 - k / 100 for k in range(200)])
-    assert (
-        private_tuning.Phases(model, model, model.meter, TUNING.lengths()._replace(most_steps=55)).until_it_stays()
-        == 55
-    )
+    lengths = TUNING.lengths()._replace(most_steps=55)
+    assert private_tuning.Phases(model, model, model.meter, lengths).until_it_stays() == 55
 
 
 def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
@@ -182,9 +180,7 @@ def test_both_phases_of_a_gan_and_a_second_whose_first_step_is_too_far():
 def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
     limits = []
 
-    monkeypatch.setattr(
-        private_tuning.Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0)
-    )
+    monkeypatch.setattr(private_tuning.Phases, "until_it_grows", lambda self, _, limit: limits.append(limit) or (0, 0))
     settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
     found = private_tuning.fit(build(), *data(), rng(), settings)
     assert limits == [pytest.approx(3 * found["phase1_fd"])]

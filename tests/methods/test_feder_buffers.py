@@ -31,10 +31,8 @@ pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 def site_with(**changes):
     """As much of a site as generators need."""
-    given = {
-        "images": torch.arange(40 * 784).remainder(251).byte().reshape(40, 1, 28, 28),
-        "labels": torch.arange(40) % 2,
-    }
+    images = torch.arange(40 * 784).remainder(251).byte().reshape(40, 1, 28, 28)
+    given = {"images": images, "labels": torch.arange(40) % 2}
     given |= {name: changes.pop(name) for name in (*given, "masks") if name in changes}
     train = SimpleNamespace(**{name: tensor.numpy() for name, tensor in given.items()})
     task = SimpleNamespace(dense="masks" in given)

@@ -32,10 +32,8 @@ def test_turns_begin_end_and_hand_models_on(monkeypatch):
     assert method.begin_turns(federation, state, 3) == ["b"]
     assert federation.asked == [("adapt", ["b", "c"])]
     assert (state.busy, state.queue, state.turns) == ({"a": 3.0, "b": 3.5}, {"a": 1, "b": 1, "c": 1}, 6)
-    assert (
-        method.begin_turns(federation, SimpleNamespace(now=0, busy={}, queue={"a": 0, "b": 0, "c": 0}, turns=0), 3)
-        == []
-    )
+    course = SimpleNamespace(now=0, busy={}, queue={"a": 0, "b": 0, "c": 0}, turns=0)
+    assert method.begin_turns(federation, course, 3) == []
     state = SimpleNamespace(now=0.0, busy={}, queue={"a": 1, "b": 1, "c": 0}, turns=0)
     assert method.begin_turns(federation, state, 1) == ["a"]
     assert state.busy == {"a": 1.0}

@@ -104,9 +104,8 @@ def test_unet_512_has_the_papers_levels_and_computes_what_its_layers_say():
 
 def test_batch_norm_names_are_found_by_layer_not_by_spelling():
     model = models.build("small-cnn", channels=1, outputs=2, size=28)
-    statistics = {
-        f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("running_mean", "running_var", "num_batches_tracked")
-    }
+    kinds = ("running_mean", "running_var", "num_batches_tracked")
+    statistics = {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in kinds}
     learned = {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
     assert models.statistics_names(model) == statistics
     assert models.norm_names(model) == statistics | learned

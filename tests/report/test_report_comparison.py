@@ -259,9 +259,8 @@ def area_drawn(chart: Chart, label: str) -> float:
 
 def test_the_area_below_a_drawn_curve_is_the_figure_beside_it():
     cases = binary(SCORES.tolist(), TRUTH.astype(int).tolist())
-    run = SimpleNamespace(
-        split="test", judged=cases, validation=None, classes=["healthy", "ill"], personal=False, sites=["a"]
-    )
+    of_run = {"split": "test", "judged": cases, "validation": None, "personal": False, "sites": ["a"]}
+    run = SimpleNamespace(classes=["healthy", "ill"], **of_run)
     found = {block.key: block for block in classes.classes_section(run, cases, None).blocks if isinstance(block, Chart)}
     assert area_drawn(found["roc"], "AUC") == pytest.approx(sklearn_metrics.roc_auc_score(TRUTH, SCORES))
     expected = sklearn_metrics.average_precision_score(TRUTH, SCORES)
@@ -340,9 +339,8 @@ def summary_of_one(method: str, audits: list) -> str:
 def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
     leak = {"verdicts": {"weights": {"verdict": "leaks"}, "scores": {"verdict": "withstood"}}, "parcels": []}
     words = summary_of_one("fedavg", [leak, None])
-    assert (
-        "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
-    )
+    assert "No attack that rebuilds images was run; " in words
+    assert "the reports of the runs have the verdicts: leaks in weights." in words
     assert "fedavg has a mean accuracy of 0.500." in words
     assert "fedavg carried 2.0 kB a run." in words
     assert "all have the same" not in words

@@ -79,9 +79,8 @@ class TestEmptyStructures:
 
 
 def test_sums_of_sites_add_and_finish_by_structure():
-    observed = torch.tensor(
-        [[0.2, 0.8, 4.0, 0.9, 0.5, 6.0, 0.4], [0.4, 0.6, 2.0, 0.7, torch.nan, torch.nan, torch.nan]]
-    )
+    nan = torch.nan
+    observed = torch.tensor([[0.2, 0.8, 4.0, 0.9, 0.5, 6.0, 0.4], [0.4, 0.6, 2.0, 0.7, nan, nan, nan]])
     one, other = (TASK.sums(observed[i : i + 1].double(), torch.zeros(1), None, CLASSES) for i in (0, 1))
     total = TASK.add(one, other)
     TASK.check_sums(total, CLASSES)

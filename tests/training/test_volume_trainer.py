@@ -20,9 +20,8 @@ TARGET = Target(structures=tuple((name, tuple(values)) for name, values in Brain
 
 def trainer(channels=1, augment=(), **task):
     torch.manual_seed(0)
-    model = build(
-        "dynunet", channels=channels, outputs=3, size=PATCH, norm="instance", arguments={"filters": [4, 8, 8]}
-    )
+    shape = {"outputs": 3, "size": PATCH, "norm": "instance", "arguments": {"filters": [4, 8, 8]}}
+    model = build("dynunet", channels=channels, **shape)
     settings = VolumeSegmentation(**task)
     optimizer = Optimizer(batch_size=2, augment=augment)
     return VolumeTrainer(model, TrainerSpec(task=settings, target=TARGET, optimizer=optimizer, patch=PATCH))

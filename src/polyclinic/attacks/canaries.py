@@ -65,10 +65,8 @@ def check_noise(released: np.ndarray, noise: float) -> Check:
     from scipy import stats
 
     squares, (steps, many) = np.square(released), released.shape
-    chances = (
-        stats.chi2.cdf(squares.sum() / noise**2, steps * many),
-        steps * stats.chi2.cdf(squares.sum(1) / noise**2, many).min(),
-    )
+    whole, each = squares.sum() / noise**2, squares.sum(1) / noise**2
+    chances = (stats.chi2.cdf(whole, steps * many), steps * stats.chi2.cdf(each, many).min())
     found = f"deviation {np.sqrt(squares.mean()):.4g} of the noise ({np.sqrt(squares.mean(1).min()):.4g} in one step)"
     return Check("noise", min(1.0, 2 * float(min(chances))), f"{found}, {noise:.4g} in the account")
 
@@ -97,9 +95,8 @@ def check_sampling(taken: np.ndarray, rate: float) -> Check:
         throws, totals = taken.shape[axis], taken.sum(axis)
         spread = np.square(totals - rate * throws).sum() / (throws * rate * (1 - rate))
         chances.append(2 * min(stats.chi2.cdf(spread, len(totals)), stats.chi2.sf(spread, len(totals))))
-    return Check(
-        "sampling", min(1.0, 2 * min(chances)), f"share {taken.mean():.4f} takes part, {rate:.4f} in the account"
-    )
+    words = f"share {taken.mean():.4f} takes part, {rate:.4f} in the account"
+    return Check("sampling", min(1.0, 2 * min(chances)), words)
 
 
 def check_bound(name: str, largest: float, most: float) -> Check:

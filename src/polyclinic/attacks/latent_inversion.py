@@ -123,9 +123,8 @@ class LatentInversion(AttackSettings):
     ) -> dict[str, Tensor]:
         count, size = targets.shape[:2]
         shape = (size, *image_shape)
-        starts = [
-            draw(self.start, size, image_shape, torch_rng(seed, "latent inversion", digest(one))) for one in targets
-        ]
+        rngs = [torch_rng(seed, "latent inversion", digest(one)) for one in targets]
+        starts = [draw(self.start, size, image_shape, rng) for rng in rngs]
         start = torch.stack(starts).to(targets.device)
         objective = LatentObjective(network, targets, shape, self.total_variation, mixed=self.batch_norm == "train")
         optimizer = Adam(

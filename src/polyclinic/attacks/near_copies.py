@@ -326,9 +326,8 @@ class SearchPower:
 
     def __str__(self) -> str:
         seen = [LADDERS[name].words.format(level) for name, level in self.reach.items() if level is not None]
-        unseen = [
-            LADDERS[name].words.format(LADDERS[name].levels[0]) for name, top in self.reach.items() if top is None
-        ]
+        ladders = [LADDERS[name] for name, top in self.reach.items() if top is None]
+        unseen = [one.words.format(one.levels[0]) for one in ladders]
         words = f"a single copy is found if it is at most {', '.join(seen)}" if seen else "no single copy is found"
         return words + (f"; not if it is {', '.join(unseen)}" if unseen else "")
 

@@ -119,9 +119,8 @@ class Projection(AttackSettings):
         both = stats.ks_2samp(*closest)
         closer = stats.ks_2samp(*closest, alternative="greater")
         separated = separation(-near.distances, -far.distances)
-        return Projections(
-            near, far, float(both.statistic), float(both.pvalue), float(closer.pvalue), separated, str(self)
-        )
+        figures = (float(both.statistic), float(both.pvalue), float(closer.pvalue))
+        return Projections(near, far, *figures, separated, str(self))
 
     def run(
         self,

@@ -142,9 +142,8 @@ def scores_of_references(seen: Seen, part: ImageSet, count: int) -> tuple[Tensor
     found = []
     for number, rows in enumerate(inside):
         half = part.take(order[rows[order]].numpy())
-        each = getattr(method, "local_steps", None) or trainer.steps_in(half) * (
-            getattr(method, "local_epochs", 1) or 1
-        )
+        epochs = getattr(method, "local_epochs", 1) or 1
+        each = getattr(method, "local_steps", None) or trainer.steps_in(half) * epochs
         trainer.load(first)
         seed = seed_of(seen.tools.seed, "shadow model", number)
         train_on(trainer, half, min(STEPS, each * max(1, seen.round)), seen.round, seed)

@@ -265,10 +265,8 @@ def weakest_between(
         return after, area
     for _ in range(HALVINGS):
         share = (low + high) / 2
-        state = {
-            name: torch.lerp(before[name], one, share) if one.is_floating_point() else one
-            for name, one in after.items()
-        }
+        floats = {n: torch.lerp(before[n], one, share) for n, one in after.items() if one.is_floating_point()}
+        state = {**after, **floats}
         reached = area_of(state)
         low, high = (low, share) if reached >= goal else (share, high)
         found, area = (state, reached) if reached >= goal else (found, area)

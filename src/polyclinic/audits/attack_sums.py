@@ -315,10 +315,8 @@ def identify_in_classes(sets: Sequence[ComparedSet]) -> Identification:
     of it change places."""
     pointed = [_pointed(one) for one in sets]
     count = sum(int((places >= len(one.held_out)).sum()) for places, one in zip(pointed, sets, strict=True))
-    sizes = [
-        (len(places), len(one.true), len(one.true) + len(one.held_out))
-        for places, one in zip(pointed, sets, strict=True)
-    ]
+    pairs = zip(pointed, sets, strict=True)
+    sizes = [(len(places), len(one.true), len(one.true) + len(one.held_out)) for places, one in pairs]
     most = [(min(len(one.found), len(one.true)), len(one.true), len(one.true) + len(one.held_out)) for one in sets]
     chance, reach = chance_of_groups(sizes, count), chance_of_groups(most, sum(size for size, _, _ in most))
     total, others = sum(len(one.found) for one in sets), sum(len(one.held_out) for one in sets)

@@ -120,9 +120,8 @@ class AttackPlan:
             self.images = seen.sites * size if mini else self.samples
         self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
         # a site may keep momentum from earlier rounds, which the attacker does not know
-        self.unknown_momentum = bool(
-            optimizer.keep_state and optimizer.momentum and seen.round > 1 and seen.kind == "weights"
-        )
+        later = seen.round > 1 and seen.kind == "weights"
+        self.unknown_momentum = bool(optimizer.keep_state and optimizer.momentum and later)
         # steps of several sites do not follow each other; the mean of their gradients is one gradient
         as_made = self.sgd and not self.unknown_momentum and (seen.kind == "gradients" or seen.sites == 1)
         self.exact = as_made and self.images <= seen.tools.effort.images

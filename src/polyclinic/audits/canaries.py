@@ -81,10 +81,8 @@ def audit_epsilon(assembly: Assembly, site: str, canaries: int = CANARIES) -> Js
     if privacy is None:
         return None
     if "classifier" not in privacy.on:
-        return {
-            "alarm": None,
-            "words": f"not tested: canaries are for the classifier, and {privacy.on[0]} is private here",
-        }
+        words = f"not tested: canaries are for the classifier, and {privacy.on[0]} is private here"
+        return {"alarm": None, "words": words}
     is_head = study.method.traits.trains == "private head"
     inside = numpy_rng(study.seed, "canaries").permutation(canaries) < canaries // 2
     opened = assembly.open_images()(site)
@@ -99,11 +97,8 @@ def audit_epsilon(assembly: Assembly, site: str, canaries: int = CANARIES) -> Js
         data = replace(opened, train=with_canaries(opened.train, len(members), study.seed))
         place = SiteHost(replace(spec, open_data=lambda name: data)).sites.get(site)
         steps = min(MOST_STEPS, _steps_of(place, study, len(opened.train)))
-        size = (
-            None
-            if is_head and getattr(study.method, "batch", "") == "full"
-            else study.optimizer.at_site(site).batch_size
-        )
+        full = is_head and getattr(study.method, "batch", "") == "full"
+        size = None if full else study.optimizer.at_site(site).batch_size
         if is_head:
             seen = _sums(place, size, Canaries(len(opened.train), members, canaries), steps)
         else:

@@ -237,9 +237,8 @@ def membership(update: Update, true: ImageFolder, others: ImageFolder, out: Path
 
     assert true.labels is not None
     assert others.labels is not None
-    found = LossThreshold().run(
-        losses, true.images, others.images, member_labels=true.labels, other_labels=others.labels
-    )
+    labels = {"member_labels": true.labels, "other_labels": others.labels}
+    found = LossThreshold().run(losses, true.images, others.images, **labels)
     finding = Finding("loss-threshold", found.threat_model, found.verdict(), question="membership")
     return write_row(finding, [], out, begin)
 
@@ -289,9 +288,7 @@ def _nearest(network: nn.Module, image: Tensor, sent: Tensor, outputs: int) -> T
 
 def write_row(finding: Finding, planted: list[tuple[str, str, Finding]], out: Path, begin: float) -> Json:
     """What audit.json says of a finding, whose picture is drawn. `planted`: leaks, in words, and what was found."""
-    checks = [
-        PowerCheck(one.attack, leak, words, one.verdict.leak, one.verdict.evidence) for leak, words, one in planted
-    ]
+    checks = [PowerCheck(f.attack, leak, words, f.verdict.leak, f.verdict.evidence) for leak, words, f in planted]
     picture = out / f"{finding.attack}.png"
     shown = finding.draw is not None and draw_plot(finding.draw, picture)
     took = time.perf_counter() - begin

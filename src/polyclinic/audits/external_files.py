@@ -206,9 +206,7 @@ def read_folder(folder: Path, flag: str, *, size: int | None = None, channels: i
         raise BadInput(f"{flag}: '{folder}' is no folder; name a folder with images")
     files = sorted(file for file in folder.rglob("*") if file.is_file() and is_image_name(file))
     if len(files) > MOST:
-        raise BadInput(
-            f"{flag}: '{folder}' holds {len(files)} images; at most {MOST} are compared, so name a part of it"
-        )
+        raise BadInput(f"{flag}: '{folder}' holds {len(files)} images; at most {MOST} are compared: name a part of it")
     if not files:
         raise BadInput(f"{flag}: '{folder}' holds no images; name a folder with PNG, JPEG, DICOM or NIfTI files")
     pixels = [_read(file, flag) for file in files]

@@ -57,22 +57,15 @@ def signals(parcel: Parcel, closely: bool, again: Mapping[str, Tensor]) -> list[
         return []
     rows = [torch.cat([_scaled(tensor.flatten()) for tensor in tensors])]
     if closely:
-        fits = {
-            name: one
-            for name, one in again.items()
-            if name in parcel.tensors and one.shape == parcel.tensors[name].shape
-        }
+        sent = parcel.tensors
+        fits = {name: one for name, one in again.items() if name in sent and one.shape == sent[name].shape}
         apart = [(parcel.tensors[name].double() - one.double()).flatten() for name, one in fits.items()]
         last = torch.cat([_bytes(tensor) for tensor in tensors])
         bits = last[: len(last) // 8 * 8].view(-1, 8) & 1
         places = 2 ** torch.arange(8)
         rows += [_scaled(one) for one in apart if bool((one != 0).any())]
-        rows += [
-            last.float(),
-            (bits * places).sum(1).float(),
-            (bits * places.flip(0)).sum(1).float(),
-            (last & 1).float(),
-        ]
+        sums = [(bits * some).sum(1) for some in (places, places.flip(0))]
+        rows += [one.float() for one in (last, *sums, last & 1)]
     return [row[: CLOSELY if closely else LONGEST] for row in rows]
 
 

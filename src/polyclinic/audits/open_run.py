@@ -54,7 +54,7 @@ def read_study(folder: Path, kit: Path | None, plugins: Sequence[str] = ()) -> S
         return load_run_study(folder, moved=plugins)
     if kit is None or not folder.is_dir():
         raise BadInput(
-            f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or KIT/runs/NAME at a site"
+            f"{folder}: is not a run folder; name one that `polyclinic run` wrote, or a site's KIT/runs/NAME"
         )
     raise BadInput(f"{folder}: holds no study; ask the coordinator for its study.toml, and name that file with --study")
 

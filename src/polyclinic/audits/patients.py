@@ -180,9 +180,8 @@ def scores_of_references(
     """The score of every image under every reference run's model, float64 [count, N] by site; runs that were done
     before an interruption are not done again."""
     assembly = references.assembly
-    key = digest_of(
-        [assembly.result_settings_json, count, {s: _digest(p, references, s) for s, p in references.pools.items()}]
-    )
+    pools = {s: _digest(p, references, s) for s, p in references.pools.items()}
+    key = digest_of([assembly.result_settings_json, count, pools])
     found = {site: _kept(_own_file(folder, site, SCORES), key) for site in references.pools}
     done, begun = min(len(rows) for rows in found.values()), time.monotonic()
     found = {site: rows[:done] for site, rows in found.items()}

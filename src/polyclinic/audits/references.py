@@ -177,9 +177,8 @@ class References:
             together = carried_out is not carry_out
             engine = InProcess(host, tuple(self.pools), NotImplemented, workers=1, may_grow=False, stacked=together)
             recorder = Recorder(study, own, has_local=bool(self.trainer.local_names), display=Display())
-            spec = replace(
-                self.assembly.federation_spec(self.trainer), study=study, sites=tuple(self.pools), folder=own
-            )
+            whole = self.assembly.federation_spec(self.trainer)
+            spec = replace(whole, study=study, sites=tuple(self.pools), folder=own)
             federation = Federation(spec, engine, recorder)
             try:
                 federation.resume()

@@ -151,9 +151,8 @@ def truth_of(
     truth: Truth, every: ImageSet, members: np.ndarray, others: np.ndarray, used: Sequence[Tensor] = ()
 ) -> Truth:
     """A site in place of this one, with some of the images as its training images and others held out."""
-    return Truth(
-        used, SiteData(truth.data.name, every.take(members), every.take(others), every.take(others[:0])), truth.seed
-    )
+    data = SiteData(truth.data.name, every.take(members), every.take(others), every.take(others[:0]))
+    return Truth(used, data, truth.seed)
 
 
 def with_others(train: ImageSet, places: Sequence[tuple[int, int]], others: ImageSet) -> ImageSet:
@@ -227,9 +226,8 @@ def _of_sources(tools: "Tools", names: tuple[str, ...], most: int) -> Tensor:
     channels, *size = tools.image_shape
     found = [_load(name, most // len(names), size[0], tools.seed) for name in names]
     resized = [F.interpolate(images, size=size, mode="bilinear", antialias=True) for images in found]
-    in_channels = [
-        one if one.shape[1] == channels else one.mean(1, keepdim=True).expand(-1, channels, -1, -1) for one in resized
-    ]
+    whole = (-1, channels, -1, -1)
+    in_channels = [x if x.shape[1] == channels else x.mean(1, keepdim=True).expand(whole) for x in resized]
     return torch.cat(in_channels)
 
 

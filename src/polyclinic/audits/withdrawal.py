@@ -47,10 +47,7 @@ def places_of(data: Source, sites: Sites, names: Sequence[str], cache: Path | No
         raise BadInput(f"--patients: {len(missing)} of {len(names)} are none of the data's {called}; correct the list")
     rows = {row for row, name in enumerate(known.tolist()) if name in set(names)}
     where = spread(dataset, data.model_copy(update={"opt_out": None}), sites)
-    found = {
-        site: {split: len(rows & set(index.tolist())) for split, index in parts.items()}
-        for site, parts in where.items()
-    }
+    found = {site: {s: len(rows & {*index.tolist()}) for s, index in parts.items()} for site, parts in where.items()}
     return {site: counts for site, counts in found.items() if any(counts.values())}
 
 
@@ -88,9 +85,7 @@ class Withdrawal:
             f"round {self.first} of {rounds} on"
         ]
         if isinstance(self.study.method, OneRound):
-            said.append(
-                f"the sums of one round are asked for again, about {seconds:.0f} seconds; the head is then exact"
-            )
+            said.append(f"the sums of one round are asked for again, in about {seconds:.0f} s; the head is then exact")
         else:
             said.append(
                 f"all {rounds} rounds are carried out again from the start, about {seconds:.0f} seconds: no checkpoint "
@@ -121,12 +116,8 @@ class Withdrawal:
             for site in self.places
             for line in self._told(site)
         ]
-        later = sum(
-            line["round"] > self.first
-            for site, of_site in self.lines.items()
-            if site not in self.places
-            for line in of_site
-        )
+        others = [lines for site, lines in self.lines.items() if site not in self.places]
+        later = sum(line["round"] > self.first for lines in others for line in lines)
         return {
             "format": 1,
             "what": f"{_counted(len(self.names), 'patient')} left the study; nobody is named here",

@@ -148,9 +148,7 @@ def folds(dataset: Dataset, count: int, seed: int, pool: np.ndarray | None = Non
     pool = np.arange(len(dataset)) if pool is None else pool
     members, first, sizes = np.unique(groups[pool], return_index=True, return_counts=True)
     if len(members) < count:
-        raise BadInput(
-            f"data.fold: {count} folds need as many patients, and there are {len(members)}; take fewer folds"
-        )
+        raise BadInput(f"data.fold: {count} folds need as many patients, and there are {len(members)}; take fewer")
     home = _number(dataset.site[pool][first]) if dataset.site is not None else np.zeros(len(members), dtype=np.int64)
     strata = _strata(dataset, groups, pool, first)
     choice = np.zeros(len(members), dtype=np.int64)

@@ -128,9 +128,7 @@ def load_nifti(file: Path) -> Any:
             if sizes[-1] > MOST_HEADER:
                 break
     if not max(sizes) <= MOST_HEADER:
-        raise ValueError(
-            f"its header declares {max(sizes):.0f} bytes, above the limit of {MOST_HEADER}; export it again"
-        )
+        raise ValueError(f"its header declares {max(sizes):.0f} bytes, above {MOST_HEADER}; export it again")
     return nibabel.load(file)
 
 

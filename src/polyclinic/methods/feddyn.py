@@ -45,9 +45,8 @@ class FedDyn(FedAvg):
         learned = [name for name, _ in site.trainer.model.named_parameters() if name in weights]
         linear = {name: kept.get(name, torch.zeros_like(weights[name])) for name in learned}
         follow = Correction(self._regularise, {"start": weights, "linear": linear})
-        parcel = yield from local_training.plan_train(
-            site, weights, replace(self.fit_spec(site, weights), correction=follow)
-        )
+        spec = replace(self.fit_spec(site, weights), correction=follow)
+        parcel = yield from local_training.plan_train(site, weights, spec)
         moved = {name: parcel.tensors[name] - weights[name] for name in learned}
         site.state.put("linear", {name: linear[name] - self.alpha * moved[name] for name in learned})
         return parcel

@@ -153,9 +153,7 @@ class FedER(LocalWork, OwnModels):
         """
         if not federation.engine.simulation:
             return {}
-        parcels: dict[str, Any] = {
-            f"model_{place}": Parcel("weights", weights) for place, weights in enumerate(models.values())
-        }
+        parcels: dict[str, Any] = {f"model_{n}": Parcel("weights", one) for n, one in enumerate(models.values())}
         replies = federation.ask_all("evaluate_together", counted=False, **parcels)
         task = federation.trainer.task
         sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}

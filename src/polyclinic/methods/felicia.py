@@ -289,9 +289,8 @@ class Felicia(FeliciaSettings):
         """
         synthetic = downstream_utility.sample_part(site, self.model_of(site), self.images)
         others = None if synthetic_images is None else downstream_utility.received_part(site, synthetic_images)
-        spec = downstream_utility.Selection(
-            self.learner_steps, self.margin, None if self.release == "gate" else self.release
-        )
+        release = None if self.release == "gate" else self.release
+        spec = downstream_utility.Selection(self.learner_steps, self.margin, release)
         return downstream_utility.evaluate(site, synthetic, spec, others)
 
     @operation("metrics", address="mark", splits=("test",), partner="simulator")

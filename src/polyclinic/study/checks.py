@@ -48,9 +48,7 @@ def check_task(study: Study) -> None:
     for site, backbone in study.model.backbones.items():
         if not isinstance(method, OwnModels):
             can = ", ".join(name for name, kind in METHODS.working().items() if issubclass(kind, OwnModels))
-            raise BadInput(
-                f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
-            )
+            raise BadInput(f"model.backbones: '{method.name}' needs one network at all sites; choose one of {can}")
         known = models.is_importable(backbone) or backbone in models.registry_of(backbone)
         if not known or models.find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")

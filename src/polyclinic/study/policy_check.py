@@ -93,9 +93,8 @@ def _kinds(study: Study, policy: Policy) -> Iterator[Refusal]:
     if method.name in ("centralized", "fedavg-share"):
         yield Refusal(f"'{method.name}' collects images, which exists in simulation only", "choose another method")
     if isinstance(method, PrivateHead) and method.noise == "shared" and not is_secure:
-        yield Refusal(
-            f"'{method.name}' shares the noise of open sums in simulation only", "set federation.sum = 'secure'"
-        )
+        words = f"'{method.name}' shares the noise of open sums in simulation only"
+        yield Refusal(words, "set federation.sum = 'secure'")
     if policy.samples == "hide" and not is_secure and method.SUMMED and getattr(method, "weighting", "") != "uniform":
         yield Refusal(
             "the policy hides how many images an answer is of (samples)",

@@ -88,9 +88,8 @@ def first_task(source: str) -> str:
 
 def _count(kind: type[Settings]) -> dict[str, int]:
     """A number of sites, where the partition wants to be told one."""
-    needed = {
-        name: EXAMPLES[name] for name, field in kind.model_fields.items() if field.is_required() and name in EXAMPLES
-    }
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    needed = {name: EXAMPLES[name] for name in required if name in EXAMPLES}
     for counted in ({}, {"count": 4}, {"count": 2}):
         with contextlib.suppress(ValidationError, BadInput):
             kind.model_validate({**needed, **counted})

@@ -83,9 +83,8 @@ class Trainer:
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self.bounded_scores = spec.bounded_scores
         self.weights_stay = spec.weights_stay and self.device.type == "cuda"
-        self.fetcher = ImageFetcher(
-            self.model, self.device, dense=spec.task.dense, frozen_features=spec.frozen_features
-        )
+        kept = spec.frozen_features
+        self.fetcher = ImageFetcher(self.model, self.device, dense=spec.task.dense, frozen_features=kept)
         self._noted: list[Tensor] | None = None
         self.shares: torch.Generator | None = None  # see `random_shares`
         self.stacked = spec.stacked

@@ -146,9 +146,8 @@ class _Corrector:
 
     def __init__(self, correction: Correction, device: torch.device) -> None:
         self.change = correction.change
-        self.given = {
-            key: {name: one.to(device) for name, one in tensors.items()} for key, tensors in correction.given.items()
-        }
+        given = correction.given.items()
+        self.given = {key: {name: one.to(device) for name, one in some.items()} for key, some in given}
         self.state: Weights = {name: one.to(device) for name, one in correction.state.items()}
 
     def __call__(self, model: nn.Module) -> None:

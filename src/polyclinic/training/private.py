@@ -86,9 +86,8 @@ def record_for(site: Site, covers: list[str], does_not_cover: list[str]) -> Json
     if site.secret:
         site.state.put(STATE, account.tensors())
     limits = [*([] if unit == "patient" else [accounts.ONE_IMAGE]), accounts.COUNTS]
-    return accounts.record(
-        account, covers, [*does_not_cover, *limits, *([] if site.secret else [accounts.SEED])], unit=unit
-    )
+    seed = [] if site.secret else [accounts.SEED]
+    return accounts.record(account, covers, [*does_not_cover, *limits, *seed], unit=unit)
 
 
 # --- scores ---------------------------------------------------------------------------------------

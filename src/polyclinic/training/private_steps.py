@@ -140,9 +140,8 @@ def take_private_steps(
     noise = privacy.noise_in_sum(expected)
     steps, address = enter_steps(site, noise, rate, steps)
     batches = itertools.islice(_with_seeds(units, objective, _draw(site, units, rate, address), address), steps)
-    mean = dp_sgd.NoisyMean(
-        noise, privacy.max_grad_norm, expected, dp_sgd.noise_from(site.trainer.device, *address, "noise")
-    )
+    drawn = dp_sgd.noise_from(site.trainer.device, *address, "noise")
+    mean = dp_sgd.NoisyMean(noise, privacy.max_grad_norm, expected, drawn)
     losses, clipped = losses_by_row(module, objective.losses), objective.clipped
     if clipped is None:
         clipped = sums_for(module, privacy)

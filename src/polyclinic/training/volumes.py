@@ -159,7 +159,6 @@ def _flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 def _slices(middle: Sequence[Any], patch: tuple[int, ...], shape: Sequence[int]) -> tuple[slice, ...]:
     """The voxels of a patch around its middle; all along an axis that is shorter."""
-    starts = [
-        max(0, min(int(at) - side // 2, whole - side)) for at, side, whole in zip(middle, patch, shape, strict=True)
-    ]
+    axes = zip(middle, patch, shape, strict=True)
+    starts = [max(0, min(int(at) - side // 2, whole - side)) for at, side, whole in axes]
     return tuple(slice(start, start + side) for start, side in zip(starts, patch, strict=True))

@@ -48,9 +48,8 @@ def turn(used=(), data=DATA, splits=("train",), made=(), **trainer):
 
 
 def private(on=("classifier",), cover="updates", score_noise=None):
-    return SimpleNamespace(
-        trainer=SimpleNamespace(privacy=SimpleNamespace(on=on, cover=cover, score_noise=score_noise))
-    )
+    privacy = SimpleNamespace(on=on, cover=cover, score_noise=score_noise)
+    return SimpleNamespace(trainer=SimpleNamespace(privacy=privacy))
 
 
 def test_what_is_not_private_or_not_covered_does_not_leave():
@@ -88,9 +87,7 @@ class Coarse:
 @pytest.mark.parametrize(("least", "told"), [(0, 1.0), (1, 1.0), (2, 2.0), (9, 9.0)])
 def test_scores_are_as_coarse_as_the_smallest_cohort(least, told):
     scores = Parcel("metrics", {"test_auc": torch.tensor(0.5)})
-    asked, training = (
-        turn(task=Coarse(), target=None, splits=splits) for splits in (("test",), ("train", "validation"))
-    )
+    asked, training = (turn(task=Coarse(), target=None, splits=some) for some in (("test",), ("train", "validation")))
     found = coarse_scores(Policy(min_cohort=least), asked, scores)
     assert float(found.tensors["test_auc"]) == told
     fine = Policy(min_cohort=least, scores="fine")
@@ -300,11 +297,8 @@ def test_images_that_were_validated_or_tested_on_are_own_ones_and_others_may_lea
 def test_if_one_parcel_stays_all_stay(make_gate, bad):
     """A line in the ledger says that bytes left; the parcel before the refused one did not."""
     gate = make_gate()
-    parcels = [
-        Parcel("gradients", {"a": torch.ones(2)}),
-        Parcel("statistics", {"b": torch.ones(2)}),
-        Parcel("labels", {}),
-    ]
+    sent = {"gradients": {"a": torch.ones(2)}, "statistics": {"b": torch.ones(2)}, "labels": {}}
+    parcels = [Parcel(kind, tensors) for kind, tensors in sent.items()]
     parcels[bad] = Parcel(parcels[bad].kind, {"c": torch.tensor(math.nan)})
     refused(gate, *parcels)
 

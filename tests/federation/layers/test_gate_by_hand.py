@@ -250,6 +250,4 @@ def test_what_is_not_covered_or_not_finite_does_not_leave(make):
     assert "epsilon inf" in refused_in_words(gate, weights(privacy={**record(0.0, 1), "epsilon": None}))
     for dtype, large in ((torch.float32, 3e38), (torch.float16, 6e4), (torch.float64, 1e308), (torch.complex64, 3e38)):
         check_finite(Parcel("weights", {"w": torch.full((9,), large, dtype=dtype)}))
-    check_finite(
-        Parcel("weights", {"w": torch.tensor([-3e38, 3e38, 1.0]), "n": torch.arange(3), "none": torch.ones(0)})
-    )
+    check_finite(Parcel("weights", {"w": torch.tensor([-3e38, 3e38]), "n": torch.arange(3), "none": torch.ones(0)}))

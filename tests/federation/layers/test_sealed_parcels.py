@@ -78,14 +78,8 @@ def make(tmp_path):
         # there is no network to try weights on
         policy = Policy(kinds=tuple(KINDS), incoming=Incoming(on=False), shares="equal")
         expected = {"weights": Expected.like("weights", {"w": SECRET})}
-        spec = FederationSpec(
-            study=plain_study(),
-            sites=SITES,
-            folder=tmp_path,
-            initial={},
-            expected=expected,
-            trainer=None,
-        )
+        none = {"initial": {}, "trainer": None}
+        spec = FederationSpec(study=plain_study(), sites=SITES, folder=tmp_path, expected=expected, **none)
         federation = Federation(
             spec, Wire(SiteHost(host_spec(tmp_path, Courier(), policy=policy, expected=expected)), meddle)
         )

@@ -198,11 +198,7 @@ def append(ledger, round=1, operation="train", kind="weights", digest="d", to="c
 def written(path, *signers):
     """A ledger with a line by each of these."""
     for number, signer in enumerate(signers):
-        append(
-            Ledger(path, signer, AnchorFile(path.parent / "anchor.json")),
-            round=number,
-            digest=str(number),
-        )
+        append(Ledger(path, signer, AnchorFile(path.parent / "anchor.json")), round=number, digest=str(number))
     return verify(path)
 
 

@@ -204,13 +204,8 @@ def test_what_the_receiver_does_not_expect_is_rejected(parcel, message):
 def test_a_call_comes_back_as_it_was_sent(carried, arguments):
     call = Call("site-1", "train", 3, carried, arguments, "site-2")
     back = Call.from_bytes(call.to_bytes())
-    assert (back.site, back.operation, back.round, back.to, back.arguments) == (
-        "site-1",
-        "train",
-        3,
-        "site-2",
-        arguments,
-    )
+    assert (back.site, back.operation, back.round, back.to) == ("site-1", "train", 3, "site-2")
+    assert back.arguments == arguments
     assert {n: content(p) for n, p in back.parcels.items()} == {n: content(p) for n, p in carried.items()}
 
 

@@ -19,9 +19,8 @@ def run_folder(tiny, undisturbed, tmp_path_factory):
         HOSTILE: {"left": 1, "verdict": "not tested", "words": HOSTILE, "not_tried": []},
         "a/b~c": {"left": 2, "verdict": "withstood", "words": "nothing found", "not_tried": []},
     }
-    (folder / "audit.json").write_text(
-        json.dumps({"verdicts": verdicts, "threat_model": "labels known", "budget": "quick"})
-    )
+    audit = {"verdicts": verdicts, "threat_model": "labels known", "budget": "quick"}
+    (folder / "audit.json").write_text(json.dumps(audit))
     return folder
 
 

@@ -57,11 +57,8 @@ def test_an_added_file_is_found(copy, name):
 def test_added_folders_removed_and_renamed_files_are_found(copy):
     (copy / ".empty").mkdir()
     (copy / "model_card.md").rename(copy / "Model_card.md")
-    assert verify_dossier(copy) == [
-        "model_card.md: is gone",
-        "Model_card.md: was added",
-        ".empty: is a folder that was added",
-    ]
+    added = ["Model_card.md: was added", ".empty: is a folder that was added"]
+    assert verify_dossier(copy) == ["model_card.md: is gone", *added]
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,7 @@ def prepare_for_attack(
     for layer in twin.modules():
         if isinstance(layer, _BatchNorm) and batch_norm == "train":
             if not isinstance(layer, nn.BatchNorm2d):
-                raise BadInput(
-                    f"attack.batch_norm: {type(layer).__name__} in training mode is not known; use 2D layers"
-                )
+                raise BadInput(f"attack.batch_norm: {type(layer).__name__} in training mode is unknown; use 2D layers")
             layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
         elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
             layer.__class__ = ManyTargetsConv2d

@@ -116,9 +116,8 @@ def batch_statistics(
         if layer.momentum is None or not set(names) <= after.keys():
             return None
         share, count = layer.momentum, inputs[name].numel() // inputs[name].shape[1]
-        mean, unbiased = (
-            (after[key].double().cpu() - (1 - share) * before[key].double().cpu()) / share for key in names
-        )
+        was, now = ({key: one[key].double().cpu() for key in names} for one in (before, after))
+        mean, unbiased = ((now[key] - (1 - share) * was[key]) / share for key in names)
         found[name] = (mean[None].float(), (unbiased * (count - 1) / max(count, 1))[None].clamp(min=0).float())
     return found or None
 

@@ -277,8 +277,6 @@ def _better(best: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tens
     if not best:
         return other
     lower = (other["loss"] < best["loss"]) | (best["loss"].isnan() & ~other["loss"].isnan())
-    chosen = {
-        name: torch.where(lower.view(-1, *(1,) * (values.dim() - 1)), other[name], values)
-        for name, values in best.items()
-    }
+    where = {name: lower.view(-1, *(1,) * (values.dim() - 1)) for name, values in best.items()}
+    chosen = {name: torch.where(where[name], other[name], values) for name, values in best.items()}
     return {**chosen, "evaluations": best["evaluations"] + other["evaluations"]}

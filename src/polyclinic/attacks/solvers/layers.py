@@ -236,9 +236,8 @@ class _NormaliseBackward(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _split_channels(
-            _NormaliseBackward.apply(*_as_channels(tensors, in_dims, info.batch_size)), info.batch_size
-        )
+        together = _as_channels(tensors, in_dims, info.batch_size)
+        return _split_channels(_NormaliseBackward.apply(*together), info.batch_size)
 
 
 def _as_channels(tensors: tuple[Tensor, ...], dims: tuple[int | None, ...], size: int) -> list[Tensor]:

@@ -65,7 +65,6 @@ def own_settings(kind: type[Source], table: Mapping[str, Any]) -> dict[str, Any]
     So a study can hold settings for both, and one word changes between them: `source`.
     """
     other = FileSource if issubclass(kind, Phantom) else Phantom if issubclass(kind, FileSource) else None
-    theirs = {
-        name for each in SOURCES.builtin.values() if other and issubclass(each, other) for name in each.model_fields
-    }
+    kinds = [each for each in SOURCES.builtin.values() if other and issubclass(each, other)]
+    theirs = {name for each in kinds for name in each.model_fields}
     return {name: value for name, value in table.items() if name in kind.model_fields or name not in theirs}

@@ -101,9 +101,8 @@ class Folder(FileSource):
         if self.class_folders != "lower":
             return None
         tops = [top for _, top in self._tops()]
-        return safe_names(
-            [file.relative_to(next(top for top in tops if top in file.parents)).parts[0] for file in files]
-        )
+        homes = [next(top for top in tops if top in file.parents) for file in files]
+        return safe_names([file.relative_to(top).parts[0] for file, top in zip(files, homes, strict=True)])
 
 
 def part_of_name(name: str, pattern: str, what: str) -> str:

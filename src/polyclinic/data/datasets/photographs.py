@@ -104,9 +104,8 @@ class Isic2019(FileSource):
         if not len(known):
             raise BadInput(f"{metadata.file}: no lesion_id begins with {', '.join(COLLECTIONS)}; is it the 2019 table?")
         truth = truth.where(known)
-        diagnosis = np.stack([numbers(truth.column(name), truth.place, (0, 1)) for name in DIAGNOSES], axis=1).argmax(
-            axis=1
-        )
+        columns = [numbers(truth.column(name), truth.place, (0, 1)) for name in DIAGNOSES]
+        diagnosis = np.stack(columns, axis=1).argmax(axis=1)
         melanoma = self.labels == "melanoma"
         files = [self.location / "ISIC_2019_Training_Input" / f"{name}.jpg" for name in truth.column("image")]
         return listing_of_files(

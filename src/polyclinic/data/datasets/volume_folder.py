@@ -100,10 +100,8 @@ class VolumeFolder(VolumeSource, Located):
         if (file := self._table_at()) is None:
             return None
         table = read_table(file)
-        named = {
-            what: next((name for name in table.columns if name.lower() in known), None)
-            for what, known in COLUMNS.items()
-        }
+        columns = table.columns
+        named = {what: next((n for n in columns if n.lower() in known), None) for what, known in COLUMNS.items()}
         if named["case"] is None:
             raise BadInput(f"{file}: has no column 'case'; name the column of the cases so")
         rows = [{what: row[name] for what, name in named.items() if name} for row in table.rows]

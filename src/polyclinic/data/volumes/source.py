@@ -170,9 +170,8 @@ class VolumeSource(OfVolumes):
         return facts
 
     def _facts_of(self, case: Case, raw: RawVolume, number: int) -> dict[str, Any]:
-        inside = (
-            0 if raw.mask is None else int(np.isin(raw.mask, [v for s in self.structures.values() for v in s]).sum())
-        )
+        values = [v for s in self.structures.values() for v in s]
+        inside = 0 if raw.mask is None else int(np.isin(raw.mask, values).sum())
         return {
             "number": number,
             "name": case.name,

@@ -213,9 +213,7 @@ class GenerativeReplay(ReplayMethod):
         model, old = _coded(model), _coded(old)
         model.fit_codes(images, rng, options)
         # an earlier site's codes as the generator makes them now: through the old decoder and the new encoder
-        codes = {
-            name: replace(of_site, codes=model.encode(old.decode(of_site.codes))) for name, of_site in earlier.items()
-        }
+        codes = {name: replace(one, codes=model.encode(old.decode(one.codes))) for name, one in earlier.items()}
         groups = to_groups({**codes, site.name: encode(site, model)}, model)
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))
         return [trained, *(Parcel(kind, tensors) for kind, tensors in groups.items())]

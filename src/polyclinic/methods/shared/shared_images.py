@@ -47,9 +47,8 @@ def _release_volumes(part: ImageSet) -> tuple[Parcel, ...]:
 def _pooled_volumes(images: np.ndarray, masks: np.ndarray, shapes: np.ndarray, spacings: np.ndarray) -> np.ndarray:
     """The volumes that `_release_volumes` of several sites laid one after the other."""
     voxels = shapes[:, 1:].prod(1)
-    parts = zip(
-        np.split(images, (voxels * shapes[:, 0]).cumsum()[:-1]), np.split(masks, voxels.cumsum()[:-1]), strict=True
-    )
+    ends = (voxels * shapes[:, 0]).cumsum()[:-1]
+    parts = zip(np.split(images, ends), np.split(masks, voxels.cumsum()[:-1]), strict=True)
     known = zip(parts, shapes.tolist(), spacings.tolist(), strict=True)
     return rows_of([Volume(i.reshape(shape), m.reshape(shape[1:]), tuple(apart)) for (i, m), shape, apart in known])
 

@@ -54,9 +54,8 @@ class SiteGANs(TrainingGANs):
         self.graphed = trainer.graphs and not self.private and steps >= GRAPH_PAYS
         self.networks = networks_of(models)
         capturable = self.graphed and self.device.type == "cuda"
-        self.trainer = GANTrainer(
-            self.networks, self.settings, device=self.device, precision=first.precision, capturable=capturable
-        )
+        how: dict[str, Any] = {"device": self.device, "precision": first.precision, "capturable": capturable}
+        self.trainer = GANTrainer(self.networks, self.settings, **how)
         self.names = [site.name for site in sites]
         self.rows = self.settings.batch_size if self.private else gan_plans.batch_rows(sites[0])
         self.noise = self.fake = torch.empty(0)  # of the images that were made last

@@ -226,10 +226,8 @@ def _tensors(tree: Mapping[str, Any], network: str) -> dict[str, Tensor]:
     """The arrays by torch's names, kernels [height, width, in, out] as [out, in, height, width]."""
     found = {}
     for number, layer in enumerate(tree[network][f"Conv_{number}"] for number in range(len(tree[network]))):
-        found[f"conv{number}.weight"], found[f"conv{number}.bias"] = (
-            layer["kernel"].transpose(3, 2, 0, 1),
-            layer["bias"],
-        )
+        found[f"conv{number}.weight"] = layer["kernel"].transpose(3, 2, 0, 1)
+        found[f"conv{number}.bias"] = layer["bias"]
     for level in range(len(tree) - 1):
         found[f"lin{level}.weight"] = tree[f"NetLinLayer_{level}"]["Conv_0"]["kernel"].transpose(3, 2, 0, 1)
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}

@@ -139,9 +139,8 @@ def told_cells(people: Sequence[np.ndarray], least: int) -> np.ndarray:
 
     def untold() -> int:
         """A patient may be in several cells, and counts once."""
-        return len(
-            set().union(*(np.asarray(some).tolist() for some, known in zip(people, told, strict=True) if not known))
-        )
+        hidden = [some for some, known in zip(people, told, strict=True) if not known]
+        return len(set().union(*(np.asarray(some).tolist() for some in hidden)))
 
     while 0 < untold() < least and (told & (numbers > 0)).any():
         told[np.where(told & (numbers > 0), numbers, np.iinfo(np.int64).max).argmin()] = False

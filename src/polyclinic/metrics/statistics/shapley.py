@@ -25,9 +25,8 @@ class Share(NamedTuple):
 def exact_shares(players: Sequence[str], game: Game) -> dict[str, Share]:
     """The mean over all orders, from the values of all 2^n coalitions."""
     count = len(players)
-    values = {
-        frozenset(some): game(frozenset(some)) for size in range(count + 1) for some in combinations(players, size)
-    }
+    groups = [frozenset(some) for size in range(count + 1) for some in combinations(players, size)]
+    values = {group: game(group) for group in groups}
     found = {}
     for player in players:
         total = 0.0

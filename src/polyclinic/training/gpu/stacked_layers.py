@@ -93,10 +93,8 @@ def _to_images(gradient: Tensor, weight: Tensor, shape: torch.Size, stride: Pair
         spread[:, :, :: stride[0], :: stride[1]] = gradient.permute(0, 1, 3, 4, 2)
         gradient = spread.permute(0, 1, 4, 2, 3)
     before = [size - 1 - pad for size, pad in zip(kernel, padding, strict=True)]
-    after = [
-        side + size - 1 - first - n
-        for side, size, first, n in zip(sides, kernel, before, gradient.shape[-2:], strict=True)
-    ]
+    axes = zip(sides, kernel, before, gradient.shape[-2:], strict=True)
+    after = [side + size - 1 - first - n for side, size, first, n in axes]
     rows = _patches(gradient, kernel, (1, 1), (before[0], after[0], before[1], after[1]))
     turned = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [M, k k O, C]
     return _as_images(torch.bmm(rows, turned), count, *sides)

@@ -66,9 +66,8 @@ class Patient:
         dx = canvas.x - self.x - self.tumour[0] * self.width * head
         dy = canvas.y - self.y - self.tumour[1] * self.length * head
         angle, order = np.arctan2(dy, dx), np.arange(2, 6)[:, None, None]
-        bulge = np.tensordot(self.lobes[0], np.cos(order * angle), 1) + np.tensordot(
-            self.lobes[1], np.sin(order * angle), 1
-        )
+        turn = order * angle
+        bulge = np.tensordot(self.lobes[0], np.cos(turn), 1) + np.tensordot(self.lobes[1], np.sin(turn), 1)
         reach = np.sqrt((dx / self.extent[0]) ** 2 + (dy / self.extent[1]) ** 2) / section
         return ((1 + bulge - reach) * min(self.extent[:2]) * section).astype(np.float32)
 

@@ -140,9 +140,8 @@ class ChestPhantom(Phantom):
             shade = shade + fold * canvas.glow(*thorax.within(side, 0.0, 0.7), 0.22, 0.16)
         if rng.random() < 0.35:
             place = thorax.within(int(rng.choice((-1, 1))), rng.uniform(-0.8, 0.8), rng.uniform(-0.8, 0.8))
-            shade = shade + rng.uniform(0.05, 0.2) * canvas.glow(
-                *place, rng.uniform(0.02, 0.06), rng.uniform(0.02, 0.06)
-            )
+            strength, sides = rng.uniform(0.05, 0.2), (rng.uniform(0.02, 0.06), rng.uniform(0.02, 0.06))
+            shade = shade + strength * canvas.glow(*place, *sides)
         return shade
 
     @staticmethod
