@@ -22,6 +22,7 @@ from polyclinic.attacks.near_copies import (
 )
 from polyclinic.attacks.projection import Projected, Projection
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
+from polyclinic.audits.attack_features import attack_features, planted_features
 from polyclinic.audits.attack_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.planting import Project, planted_codes, planted_leaning, planted_within_reach
 from polyclinic.audits.plots import Pairs, histograms
@@ -52,10 +53,14 @@ class CopiesAttack(Attack):
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
+        if seen.tools.assembly.study.in_latents:
+            return attack_features(seen, truth)
         images = sent_images(seen)
         return [OTHER_SIZE] if images is None else attack_images(seen, truth, images)
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        if seen.tools.assembly.study.in_latents:
+            return planted_features(seen, truth)
         sent = sent_images(seen)
         return (
             [] if sent is None else planted_leaning(seen, truth_of_held_out(truth, seen.tools.effort.candidates), sent)
@@ -311,11 +316,11 @@ class NearCopiesAttack(Attack):
 
 def made_images(seen: Seen) -> Tensor | NotTried:
     """Images uint8 that were sent, or that the receiver samples from the generator that was sent."""
+    if seen.tools.assembly.study.in_latents:
+        return NotTried(NEAR, "the generator makes latents and no images", "copies", excluded=True)
     if seen.kind == "synthetic-images":
         sent = sent_images(seen)
         return replace(OTHER_SIZE, attack=NEAR) if sent is None else sent
-    if seen.tools.assembly.study.in_latents:
-        return NotTried(NEAR, "the generator makes latents and no images", "copies", excluded=True)
     model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return model

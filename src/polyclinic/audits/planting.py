@@ -23,7 +23,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import CodedModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.replay_stream import SiteCodes, to_groups
-from polyclinic.methods.shared.replay_space import public_limits
+from polyclinic.methods.shared.replay_space import as_maps, numbers_of, public_limits
 from polyclinic.metrics.roc import auc
 from polyclinic.randomness import torch_rng
 
@@ -155,7 +155,9 @@ def learned_images(tools: Tools, images: Tensor) -> Tensor:
     if not tools.assembly.study.in_latents:
         return images
     trainer = public_trainer(tools)
-    return public_limits(trainer, tools.image_shape).to_bytes(trainer.latents(images.numpy()))
+    numbers = numbers_of(tools.assembly.study.method)
+    limits = public_limits(trainer, tools.image_shape, numbers)
+    return limits.to_bytes(as_maps(trainer.latents(images.numpy()), numbers))
 
 
 def exchange(codes: Tensor, share: float, rng: torch.Generator) -> Tensor:
