@@ -1,7 +1,7 @@
 """Single patients: planted outliers that `audit --patients` must name, and audits of patients whom no model saw.
 
 Three sets of real radiographs (in the folder that POLYCLINIC_DATA names; drawn ones without it), 28 px, 120 patients
-each, the small CNN. Twenty patients are made outliers before any model is trained: mislabelled, rare (a negative), duplicated
+each, the small CNN. Twenty patients are outliers before a model is trained: mislabelled, rare (a negative), duplicated
 (four more copies) and extreme (noise), all with the wrong class. The null: 30 audits of other patients by the same
 models, with memberships drawn by lot. Settings are the product's: 64 reference runs, 1 % over all patients, limit 0.9.
 """

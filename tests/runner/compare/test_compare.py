@@ -243,5 +243,5 @@ def test_a_method_that_nothing_can_add_up_leaves_the_secure_sum_out(tiny):
     with pytest.warns(Notice, match=r"standalone: federation\.sum of the study is left out"):
         assert for_method(secure, "standalone", {}).federation.sum == "float"
     assert for_method(secure, "fedprox", {}).federation.sum == "secure"
-    with pytest.raises(BadInput, match="federation.sum"):
+    with pytest.raises(BadInput, match=r"federation\.sum"):
         for_method(secure, "cwt", {"federation.sum": "secure"})
