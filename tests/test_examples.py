@@ -105,6 +105,17 @@ def test_the_study_that_is_written_for_images_leaks_nothing_and_a_new_kit_lets_i
 
 
 @pytest.mark.slow
+def test_the_study_that_comes_with_polyclinic_leaks_nothing(tmp_path, monkeypatch):
+    """Nor by its scores, which of few images in fine bins would tell who was scored."""
+    monkeypatch.chdir(tmp_path)
+    for command in ("run --out run --quiet --no-report --set data.samples=600 --set method.rounds=4", "audit run"):
+        assert run_app(command.split()) == 0
+    report = json.loads(Path("run/audit.json").read_text())
+    assert "leaks" not in [one["verdict"] for one in report["verdicts"].values()], report["verdicts"]
+    assert "add_final_scores" in {one["operation"] for one in report["parcels"]}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
 def test_there_are_as_many_phantoms_as_an_example_needs(file, tmp_path):
     assert_assembles(load_study(on_phantoms(file, tmp_path)), tmp_path)
