@@ -20,20 +20,7 @@ from polyclinic.federation.ledger.keys import public_key
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums.arithmetic import (
-    SHARE_BYTES,
-    TAIL,
-    Context,
-    Layout,
-    add_masks,
-    check_layout,
-    check_open,
-    combine_shares,
-    digest_of_question,
-    pair_secret,
-    parcels_of,
-    sign_of,
-)
+from polyclinic.federation.sums import arithmetic
 from polyclinic.federation.sums.settings import MOST_SITES, Federated
 from polyclinic.federation.sums.site_memory import SIGNATURE_BYTES
 from polyclinic.federation.sums.site_sums import BOX, MASKED, SHARES
@@ -68,9 +55,9 @@ class CoordinatorSums:
             if set(parcel.tensors) != {"numbers"}:
                 raise ParcelRejected(f"{parcel.kind}: a summand holds 'numbers', and nothing else")
             allowed = declared.releases if parcel.kind == MASKED else (parcel.kind,)
-            check_layout(parcel.metadata.get("layout"), parcel.tensors["numbers"], allowed)
+            arithmetic.check_layout(parcel.metadata.get("layout"), parcel.tensors["numbers"], allowed)
             if parcel.kind != MASKED:
-                check_open(parcel.tensors["numbers"])
+                arithmetic.check_open(parcel.tensors["numbers"])
 
     def collect(
         self,
@@ -85,14 +72,16 @@ class CoordinatorSums:
         if len(sites) > MOST_SITES:
             raise WorkFailed(f"a sum of whole numbers takes up to {MOST_SITES:,} sites, and there are {len(sites):,}")
         if self.settings.sum == "secure":
-            found = self._secure(federation, operation, sites, digest_of_question(parcels, arguments), ask)
+            found = self._secure(federation, operation, sites, arithmetic.digest_of_question(parcels, arguments), ask)
         else:
             found = self._added(federation, operation, ask(sites))
         if not (count := len(found.answered)):
             return
         kinds, mean = self._declared(operation).releases, self._summed[operation] == "mean"
         try:
-            summed = parcels_of(found.row, found.layout, kinds, mean=mean, bits=self.settings.bits, sites=count)
+            summed = arithmetic.parcels_of(
+                found.row, found.layout, kinds, mean=mean, bits=self.settings.bits, sites=count
+            )
         except ParcelRejected as error:
             raise WorkFailed(f"the sum of '{operation}' over {count} sites cannot be used: {error}") from None
         yield Reply(ALL_SITES, summed)
@@ -122,7 +111,7 @@ class CoordinatorSums:
         shares = federation.ask_all("unmask", sites=list(agreed), answered=answered, agreed=agreed, sum_of=operation)
         self._require(len(shares), len(keys), needed, operation)
         public = {site: key.numpy().tobytes() for site, key in keys.items()}
-        context = Context(self.run, federation.round, operation, public, sorted(boxes))
+        context = arithmetic.Context(self.run, federation.round, operation, public, sorted(boxes))
         commitments = {site: parcel.tensors["commitment"].numpy().tobytes() for site, parcel in boxes.items()}
         given = {reply.site: reply.parcel(SHARES) for reply in shares}
         unmask(found, context, context.info(question), given, commitments)
@@ -132,7 +121,7 @@ class CoordinatorSums:
         """The sum of what came. A site that sent other tensors than most others did fails, by name."""
         by_form: dict[str, Total] = {}
         for reply in replies:
-            layout: Layout = [entry for parcel in reply.parcels for entry in parcel.metadata["layout"]]
+            layout: arithmetic.Layout = [entry for parcel in reply.parcels for entry in parcel.metadata["layout"]]
             form, row = json.dumps(layout), _row_of(reply)
             if form in by_form:
                 np.add(by_form[form].row, row, out=by_form[form].row)
@@ -170,13 +159,17 @@ class CoordinatorSums:
 class Total(NamedTuple):
     """Rows of whole numbers, added modulo 2^64 as they come, and the sites whose rows these were."""
 
-    layout: Layout
+    layout: arithmetic.Layout
     row: np.ndarray
     answered: list[str]
 
 
 def unmask(
-    total: Total, context: Context, info: bytes, given: Mapping[str, Parcel], commitments: Mapping[str, bytes]
+    total: Total,
+    context: arithmetic.Context,
+    info: bytes,
+    given: Mapping[str, Parcel],
+    commitments: Mapping[str, bytes],
 ) -> None:
     """Take the masks out of a sum: those of who answered, and what they share with those who did not.
 
@@ -194,16 +187,16 @@ def unmask(
         if key is None or public_key(key) != context.keys[member]:
             raise WorkFailed(f"the shares of the mask key of site '{member}' do not fit; a site lied about them")
         # what a site that dropped out left in the others' answers
-        pairs = {site: pair_secret(key, context.keys[site]) for site in total.answered}
-        masks.extend((secret, -sign_of(site, member, context.keys)) for site, secret in pairs.items())
-    add_masks(total.row, masks, info)
+        pairs = {site: arithmetic.pair_secret(key, context.keys[site]) for site in total.answered}
+        masks.extend((secret, -arithmetic.sign_of(site, member, context.keys)) for site, secret in pairs.items())
+    arithmetic.add_masks(total.row, masks, info)
 
 
-def _secret(context: Context, place: int, given: Mapping[str, Parcel]) -> bytes | None:
-    order, wanted = sorted(context.keys), (len(context.members), SHARE_BYTES)
+def _secret(context: arithmetic.Context, place: int, given: Mapping[str, Parcel]) -> bytes | None:
+    order, wanted = sorted(context.keys), (len(context.members), arithmetic.SHARE_BYTES)
     rows = {site: parcel.tensors.get("shares") for site, parcel in given.items()}
     fitting = {s: row for s, row in rows.items() if row is not None and tuple(row.shape) == wanted}
-    return combine_shares({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
+    return arithmetic.combine_shares({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
 
 
 def _checked_boxes(reply: Reply, sites: int) -> Parcel:
@@ -225,4 +218,4 @@ def _row_of(reply: Reply) -> np.ndarray:
     rows = [parcel.tensors["numbers"] for parcel in reply.parcels]
     if len(rows) == 1:  # as it came: a copy of every site's answer takes as long as adding it
         return rows[0].numpy().view(np.uint64)
-    return torch.cat([*(row[:-TAIL] for row in rows), rows[0][-TAIL:]]).numpy().view(np.uint64)
+    return torch.cat([*(row[: -arithmetic.TAIL] for row in rows), rows[0][-arithmetic.TAIL :]]).numpy().view(np.uint64)

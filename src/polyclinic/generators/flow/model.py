@@ -20,19 +20,7 @@ from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.generators.base import (
-    MOST_PICTURE_CHANNELS,
-    PLAIN,
-    Array,
-    FitOptions,
-    Generator,
-    GeneratorModel,
-    ModelSpec,
-    RandomSource,
-    as_tensor,
-    check_labels,
-    initial_networks,
-)
+from polyclinic.generators import base
 from polyclinic.generators.flow.autoencoder import LATENT_CHANNELS, ImageAutoencoder
 from polyclinic.generators.flow.networks import CHANGES, TIMES, WIDER, FeatureFlow, ImageFlow, changed
 from polyclinic.generators.latent_space import GaussianSpace
@@ -51,7 +39,7 @@ SEARCH_STEPS = 6  # of a path that attacks search through
 LEVELS, DRAWS = (0.1, 0.3, 0.5, 0.7), 4
 
 
-class Flow(Generator):
+class Flow(base.Generator):
     """The `[generator]` table with `name = "flow"`."""
 
     name: Literal["flow"] = "flow"
@@ -77,7 +65,7 @@ class Flow(Generator):
     resumable: ClassVar[bool] = True
     learns_maps: ClassVar[bool] = True
 
-    def model_for(self, spec: ModelSpec) -> "FlowModel":
+    def model_for(self, spec: base.ModelSpec) -> "FlowModel":
         return FlowModel(self, spec)
 
     def dp_obstacle(self) -> str | None:
@@ -89,18 +77,18 @@ class Flow(Generator):
         return None
 
 
-class FlowModel(GeneratorModel):
+class FlowModel(base.GeneratorModel):
     """Networks `flow` and `average`, its EMA; with space = "latents" also `autoencoder`."""
 
-    def __init__(self, settings: Flow, spec: ModelSpec) -> None:
+    def __init__(self, settings: Flow, spec: base.ModelSpec) -> None:
         self.settings, self.precision = settings, spec.precision
-        self.is_vector, self.is_map = spec.size == 1, spec.channels > MOST_PICTURE_CHANNELS
+        self.is_vector, self.is_map = spec.size == 1, spec.channels > base.MOST_PICTURE_CHANNELS
         self.augmented = CHANGES if settings.augment and not self.is_map and not self.is_vector else 0
-        networks = initial_networks(lambda: self._networks(spec), seed_of(spec.seed, "generator"))
+        networks = base.initial_networks(lambda: self._networks(spec), seed_of(spec.seed, "generator"))
         super().__init__(networks, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
         self.reach = DEVIATIONS if self.is_map else 1.0
 
-    def _networks(self, spec: ModelSpec) -> dict[str, nn.Module]:
+    def _networks(self, spec: base.ModelSpec) -> dict[str, nn.Module]:
         settings, condition = self.settings, (spec.target, self.augmented)
         networks: dict[str, nn.Module] = {}
         channels = spec.channels
@@ -119,9 +107,11 @@ class FlowModel(GeneratorModel):
 
     # --- learning ---------------------------------------------------------------------------------
 
-    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+    def fit(
+        self, images: base.Array, labels: base.Array, rng: torch.Generator, options: base.FitOptions = base.PLAIN
+    ) -> dict[str, float]:
         images = self.accept_images(images)
-        labels = check_labels(as_tensor(labels), len(images), self.target)
+        labels = base.check_labels(base.as_tensor(labels), len(images), self.target)
         if "generator" in options.private:
             return self._fit_privately(images, labels, options.private["generator"])
         leg, legs = options.leg
@@ -219,9 +209,9 @@ class FlowModel(GeneratorModel):
         return (LATENT_CHANNELS, *self.autoencoder.sides(self.size))
 
     @torch.no_grad()
-    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
-        labels = check_labels(as_tensor(labels), len(labels), self.target)
-        random, made = RandomSource(rng, self.device), []
+    def sample(self, labels: base.Array, rng: torch.Generator) -> Tensor:
+        labels = base.check_labels(base.as_tensor(labels), len(labels), self.target)
+        random, made = base.RandomSource(rng, self.device), []
         for some in labels.split(max(1, min(1024, CHUNK_NUMBERS // math.prod(self.noise_shape)))):
             noise = random.normal(len(some), *self.noise_shape)
             images = self.from_noise(noise, self.condition(some), self.settings.sample_steps)
@@ -242,11 +232,11 @@ class FlowModel(GeneratorModel):
     # --- what it remembers ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def losses(self, images: Array, labels: Array, rng: torch.Generator) -> Tensor:
+    def losses(self, images: base.Array, labels: base.Array, rng: torch.Generator) -> Tensor:
         """The loss of each image at several times, [N, levels]; all images have the same noise."""
-        images, labels = self.accept_images(images), as_tensor(labels)
+        images, labels = self.accept_images(images), base.as_tensor(labels)
         self.networks["average"].eval()
-        random = RandomSource(rng, self.device)
+        random = base.RandomSource(rng, self.device)
         noises = [random.normal(DRAWS, *self.noise_shape) for _ in LEVELS]
         found = []
         for some, known in zip(images.split(256), labels.split(256), strict=True):
@@ -265,7 +255,7 @@ class _Learner:
     """Steps of a flow on the images of one site, recorded on a GPU. It goes on from the optimiser that was kept."""
 
     def __init__(
-        self, model: FlowModel, images: Tensor, labels: Tensor, rng: torch.Generator, options: FitOptions
+        self, model: FlowModel, images: Tensor, labels: Tensor, rng: torch.Generator, options: base.FitOptions
     ) -> None:
         self.model, self.images, self.options = model, images, options
         self.labels, self.order = labels.float().to(images.device), rng
