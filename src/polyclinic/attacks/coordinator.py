@@ -286,7 +286,7 @@ class OverflowFilter(CoordinatorAttack):
     name: Literal["overflow-filter"] = "overflow-filter"
     strength: float = Field(3e38, gt=0, lt=3.4e38, description="the largest weight; below about 1e37 nothing overflows")
     margin: float = Field(
-        0.5, gt=0, lt=1, description="where the unit begins to answer: from the nearest other (0) to the candidate (1)"
+        0.5, gt=0, lt=1, description="where the unit answers: from the nearest other (0) to the candidate (1)"
     )
 
     needs: ClassVar[Capabilities] = CoordinatorAttack.needs | {Capability.CANDIDATES}

@@ -62,7 +62,7 @@ class Source(Settings):
         None, ge=1, description="test images of each class, of all sites together; others are left out of the study"
     )
     acquisition: float = Field(
-        0.0, ge=0, le=1, description="how much sites' cameras differ: contrast, colour, blur, noise, vignette, crop"
+        0.0, ge=0, le=1, description="sites' cameras differ: contrast, colour, blur, noise, vignette, crop"
     )
     opt_out: Path | None = Field(
         None,

@@ -110,9 +110,7 @@ class EngineSettings(Settings):
         description="forbid every choice that rounds differently: CUDA graphs, stacked sites, fused optimisers, "
         " and on a GPU sums without a fixed order; slower",
     )
-    deadline: float | None = Field(
-        None, gt=0, description="seconds of an operation; sites run in worker processes then"
-    )
+    deadline: float | None = Field(None, gt=0, description="seconds of an operation; then in worker processes")
     silence: float = Field(60.0, gt=0, description="nvflare: seconds without a sign of life until a site is lost")
     approval_wait: float = Field(86400.0, ge=0, description="nvflare: seconds to wait for the sites' people to approve")
     on_failure: Literal["continue", "stop"] = Field(

@@ -50,7 +50,7 @@ class VolumeSegmentation(Task):
 
     patches: int = Field(2, ge=1, le=1000, description="patches of each case in a pass over a site's cases")
     foreground: float = Field(
-        0.33, ge=0, le=1, description="share of patches whose middle lies in a structure; others lie anywhere else"
+        0.33, ge=0, le=1, description="share of patches whose middle lies in a structure; others lie elsewhere"
     )
     accumulate: int = Field(
         1,

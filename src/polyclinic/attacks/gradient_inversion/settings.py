@@ -37,9 +37,7 @@ class GradientInversion(AttackSettings):
         "with weight 1/i, as the papers write it, or one for the gradients of all layers together, as in the code of "
         "Dahlgaard et al. for a fixed lambda squared",
     )
-    variance_factor: float = Field(
-        1.0, gt=0, description="factor of lambda squared of 'sapag' and 'adaptive-gaussian'; 2 in one version of it"
-    )
+    variance_factor: float = Field(1.0, gt=0, description="factor of lambda squared of 'sapag' and 'adaptive-gaussian'")
     scaled: bool = Field(True, description="that distance is multiplied by lambda squared; false: as papers have it")
     total_variation: float = Field(0.0, ge=0, description="weight of the images' roughness")
     image_prior: float = Field(0.0, ge=0, description="weight of what images of this kind look like (public images)")

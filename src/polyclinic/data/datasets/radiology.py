@@ -83,9 +83,7 @@ class NihChestXray(FileSource):
     size: int = Field(256, ge=16, le=1024, description="side of the square images, in pixels")
     channels: Literal["auto", 1, 3] = Field(1, description="1 for grey, 3 for colour")
     finding: str = Field("Effusion", description="the finding to recognise, as the table spells it")
-    against: Literal["no finding", "rest"] = Field(
-        "no finding", description="images without any finding, or all others"
-    )
+    against: Literal["no finding", "rest"] = Field("no finding", description="images without finding, or all others")
     view: Literal["PA", "AP", "both"] = Field("both", description="view position")
 
     where: ClassVar[str] = (

@@ -26,15 +26,11 @@ class Csv(LabelledSource):
     image: str = Field("path", description="column with the path of the image, relative to the CSV")
     label: str | None = Field(None, description="column with the class or the value to predict; else label if there")
     site: str | None = Field(None, description="column with the institution; else site if there, '' for none")
-    split: str | None = Field(
-        None, description="column with train, validation, test or nothing; else split if there, '' for none"
-    )
+    split: str | None = Field(None, description="train, validation, test or nothing; else split if there, '' for none")
     patient: str | None = Field(
         None, description="column with the patient, never on both sides of a split; else patient if there, '' for none"
     )
-    mask: str | None = Field(
-        None, description="column with the path of the mask, above zero is inside; else mask if there, '' for none"
-    )
+    mask: str | None = Field(None, description="the mask's path, above 0 is inside; else mask if there, '' for none")
     subgroup: str | None = Field(None, description="column with a finer label inside a class; else subgroup if there")
     window: Window | None = Field(None, description="centre and width of DICOM or NIfTI intensities")
     slices: Slices = Field("middle", description="slices of a volume: middle, all, or a list of numbers")

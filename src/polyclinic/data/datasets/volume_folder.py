@@ -30,12 +30,8 @@ class VolumeFolder(VolumeSource, Located):
     """Your own volumes: NIfTI, archives or DICOM series, a file or folder for each channel of a case, and masks."""
 
     source: Literal["volumes", "fets"] = "volumes"
-    table: Path | None = Field(
-        None, description="CSV of cases: case, any of site, patient, split; or FeTS' partitioning"
-    )
-    patient: str = Field(
-        "", description="regular expression that finds the patient in a case's name; else a case is one"
-    )
+    table: Path | None = Field(None, description="CSV of cases: case, any of site, patient, split; FeTS' partitioning")
+    patient: str = Field("", description="regular expression that finds the patient in a case's name; else each is one")
 
     outside_files: ClassVar[bool] = True
     phantom: ClassVar[str] = "brain-volumes"

@@ -50,9 +50,7 @@ class Preparation(Settings):
         description="each case: mean 0 and deviation 1 of every channel where it is not 0, as for MRI; fixed: by "
         "`intensities`, as for CT; none: as the files have them",
     )
-    intensities: tuple[Intensities, ...] = Field(
-        (), description="fixed: { low, high, mean, deviation } of each channel"
-    )
+    intensities: tuple[Intensities, ...] = Field((), description="fixed: {low, high, mean, deviation} of each channel")
 
     @field_validator("spacing")
     @classmethod

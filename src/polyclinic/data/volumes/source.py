@@ -94,9 +94,7 @@ class OfVolumes(Source):
 class VolumeSource(OfVolumes):
     """A source whose examples are volumes. A subclass says which cases there are, and reads one."""
 
-    strict: bool = Field(
-        False, description="stop at a case that cannot be read, instead of naming it and going on without it"
-    )
+    strict: bool = Field(False, description="stop at a case that cannot be read, instead of naming it and going on")
 
     @abstractmethod
     def cases(self) -> Sequence[Case]:

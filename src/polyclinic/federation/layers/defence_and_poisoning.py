@@ -138,9 +138,7 @@ class Poisoning(Settings):
     share: float = Field(1.0, gt=0, le=1, description="label-flip, backdoor: share of their training images")
     target: int = Field(0, ge=0, description="backdoor: the class, from 0 on, that a patched image is to be taken for")
     patch: int = Field(4, ge=1, description="backdoor: side of the white square, in pixels")
-    factor: float = Field(
-        10.0, gt=0, description="scale, sign-flip: times as long as the update; noise: in its lengths"
-    )
+    factor: float = Field(10.0, gt=0, description="scale, sign-flip: times the update's length; noise: in its lengths")
 
     def check(self, names: tuple[str, ...], classes: int) -> None:
         """BadInput for sites or a class that the study does not have."""

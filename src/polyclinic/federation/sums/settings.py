@@ -30,9 +30,7 @@ class Federated(Settings):
         "fixed point, modulo 2^64), or secure (integers under masks that cancel in the sum of all)",
     )
     bits: int = Field(24, ge=8, le=40, description="resolution: what a site adds is a multiple of 2^-bits")
-    threshold: float = Field(
-        2 / 3, ge=0.5, lt=1, description="a secure sum is opened where more than this share of its sites is left"
-    )
+    threshold: float = Field(2 / 3, ge=0.5, lt=1, description="a secure sum opens where more than this share is left")
     liars: int = Field(
         0,
         ge=0,

@@ -27,9 +27,7 @@ class FeliciaSettings(Method):
 
     fraction: float = all_sites()
     steps: int = Field(250, ge=1, description="steps of every generator in a round")
-    weight: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="lambda: weight of the central term beside a site's own; 0: none"
-    )
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="lambda: weight of the central term; 0: none")
     towards: Literal["away", "other"] = Field(
         "away",
         description="a generator's central loss: phi of being identified (Eq. 6), or the cross-entropy of being taken "
@@ -55,14 +53,14 @@ class FeliciaSettings(Method):
     )
     exchange_every: int = Field(50, ge=1, description="local schedule: steps between two exchanges")
     sent: int | None = Field(
-        None, ge=1, description="local schedule: images a site sends at an exchange; if not given, a batch a step"
+        None, ge=1, description="local schedule: images sent at an exchange; if not given, a batch a step"
     )
     wire: Literal["exact", "small"] = Field(
         "exact", description="how images and gradients travel: float32, or bytes (compressed) and bfloat16"
     )
     shared_noise: bool = Field(False, description="all generators get the same noise in a step, as in PrivGAN's code")
     images: int | None = Field(
-        None, ge=1, description="synthetic images a site's network learns from; as many as real ones if not given"
+        None, ge=1, description="synthetic images a network learns from; as many as real ones if not given"
     )
     share_images: bool = Field(
         False,

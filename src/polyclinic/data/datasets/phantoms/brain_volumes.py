@@ -18,9 +18,7 @@ class BrainVolumes(VolumeSource):
     source: Literal["brain-volumes"] = "brain-volumes"
     samples: int = Field(60, ge=4, le=100_000, description="number of volumes")
     shape: tuple[int, int, int] = Field((48, 48, 40), description="voxels at usual spacing; FeTS has [240, 240, 155]")
-    size: tuple[int, ...] = Field(
-        (32, 32, 32), description="sides of the patches that a network learns from, in voxels"
-    )
+    size: tuple[int, ...] = Field((32, 32, 32), description="sides of patches that a network learns from, in voxels")
     channels: tuple[str, ...] = Field(CHANNELS, description="names of the channels, in order")
     structures: dict[str, tuple[int, ...]] = Field(REGIONS, description="values of the mask by structure")
 
