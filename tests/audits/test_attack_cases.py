@@ -1,18 +1,22 @@
 """Audits of studies of volumes: membership by case with its power, and what is said of attacks that are for images."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from small_audits import opened
 
-from polyclinic.audits import attack_cases
+from polyclinic.audits import attack_cases, attack_patches
 from polyclinic.audits.attack_cases import CasesAsked, losses_of_cases, remembering, scores_of_references, trainer_of
+from polyclinic.audits.attack_patches import PatchDecoderAttack
 from polyclinic.audits.audit import audit
-from polyclinic.audits.truth import without_repeats
+from polyclinic.audits.hidden_volumes import correlation, hidden_patches
+from polyclinic.audits.truth import Truth, without_repeats
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.volumes.volume import Volume, rows_of
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import auc
 from polyclinic.metrics.statistics.significance import chance_of_order
 
@@ -100,3 +104,52 @@ def test_a_held_out_case_that_was_also_trained_on_is_not_held_out():
     same, other = (Volume(image * number, mask, (1.0, 1.0, 1.0)) for number in (1, 2))
     train, test = (ImageSet(rows_of(some), np.zeros(len(some))) for some in ([same], [same, other]))
     assert len(without_repeats(SiteData("a", train, train.take(np.arange(0)), test)).test) == 1
+
+
+def volume_of(rng, sides=(24, 20, 16)):
+    smooth = np.cumsum(np.cumsum(rng.standard_normal((1, *sides)), 1), 2)
+    return Volume((smooth / smooth.std()).astype(np.float16), np.zeros(sides, np.uint8), (1.0, 1.0, 1.0))
+
+
+def test_a_patch_is_found_at_its_place_mirrored_scaled_or_not_at_all():
+    rng = np.random.default_rng(0)
+    voxels, other = (torch.from_numpy(volume_of(rng).image[0].astype(np.float32)) for _ in range(2))
+    patch = voxels[5:15, 3:13, 4:12]
+    assert correlation(voxels, patch) == pytest.approx(1, abs=1e-6)
+    assert correlation(voxels, 7 - 3 * patch.flip(0, 2)) == pytest.approx(1, abs=1e-6)
+    assert correlation(other, patch) < 0.9
+    padded = torch.nn.functional.pad(voxels, (4, 4))  # a patch beyond the volume has zeros there
+    assert correlation(voxels, padded - 0.0) > 0.9
+
+
+def test_a_patch_that_lies_in_a_parcel_is_a_leak_and_a_kernel_is_none():
+    rng = np.random.default_rng(0)
+    volumes = rows_of([volume_of(rng) for _ in range(8)])
+    train, test = (ImageSet(some, np.zeros(4)) for some in (volumes[:4], volumes[4:]))
+    truth = Truth([], SiteData("a", train, train.take(np.arange(0)), test), 0)
+    image = torch.from_numpy(train.images[2].image.astype(np.float32))
+    kernel = torch.randn(8, 4, 3, 3, 3)
+
+    def found(tensor):
+        parcel = Parcel("weights", {"kernel": kernel, "other": tensor})
+        return hidden_patches(SimpleNamespace(parcel=parcel), truth)
+
+    (leak,) = found(image[None, :, 2:14, 2:14, 2:14].flip(2) * 0.01)
+    assert leak.verdict.leak
+    assert "'other' show a patch of a training volume" in str(leak.verdict)
+    assert found(torch.randn(1, 2, 12, 12, 12)) == []
+    held_out = torch.from_numpy(test.images[1].image.astype(np.float32))
+    assert found(held_out[None, :, 2:14, 2:14, 2:14]) == []
+
+
+def test_latents_of_patches_are_decoded_and_found(tiny, undisturbed, monkeypatch):
+    monkeypatch.setattr(attack_patches, "MOST_NUMBERS", 0)  # a smaller decoder, which is quicker
+    changes = {"model.arguments": {"filters": [16, 8, 8]}, "data.samples": 16, "task.patches": 2}
+    folder = undisturbed(tiny("fedreplay", {**VOLUMES, **changes}, rounds=1)).folder
+    tools, (parcel, *_) = opened(folder, "latents")
+    seen, truth = parcel.seen(tools), parcel.truth(tools)
+    (found,) = PatchDecoderAttack().attack(seen, truth)
+    assert found.question == "images"
+    figures = found.verdict.evidence
+    assert figures["correlation"] > 0.7
+    assert figures["correlation"] > figures["held_out"] + 0.2

@@ -13,6 +13,7 @@ from polyclinic.audits.attack_membership import (
     ReferenceGeneratorsAttack,
     ReferenceMembershipAttack,
 )
+from polyclinic.audits.attack_patches import PatchDecoderAttack
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_sums import FeatureDecoderAttack, HistogramsAttack, SecondMomentsAttack
 from polyclinic.audits.attack_updates import AnalyticInversionAttack, GradientInversionAttack
@@ -30,6 +31,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "copies": CopiesAttack, "near-copies": NearCopiesAttack, "reference-generators": ReferenceGeneratorsAttack,
         "second-moments": SecondMomentsAttack, "feature-decoder": FeatureDecoderAttack,
         "score-histograms": HistogramsAttack, "case-membership": CaseMembershipAttack,
+        "patch-decoder": PatchDecoderAttack,
     },
     base=Attack,
 )  # fmt: skip

@@ -108,19 +108,24 @@ def trainer_of(seen: Seen) -> VolumeTrainer:
     return trainer
 
 
+def plain(trainer: VolumeTrainer) -> VolumeTrainer:
+    """The same without augmentation."""
+    return cast(VolumeTrainer, trainer.with_optimizer(trainer.optimizer.model_copy(update={"augment": ()})))
+
+
 @torch.no_grad()
 def losses_of_cases(trainer: VolumeTrainer, part: ImageSet) -> Tensor:
     """The mean loss of some patches of each case, [N] float64, with the weights that the trainer has."""
-    plain = cast(VolumeTrainer, trainer.with_optimizer(trainer.optimizer.model_copy(update={"augment": ()})))
-    plain.model.eval()
+    own = plain(trainer)
+    own.model.eval()
     seeds = torch.randint(2**62, (PATCHES,), generator=torch_rng("audit", "patches of a case"))
     found = []
     for case in range(len(part)):
         several = torch.full((PATCHES,), case)
         pairs = [
-            plain.batch(part, *some) for some in zip(several.split(2), seeds.split(2), strict=True)
+            own.batch(part, *some) for some in zip(several.split(2), seeds.split(2), strict=True)
         ]  # few at once, as in training
-        losses = [plain.task.losses(plain.forward(x).float(), y, plain.target) for x, y in pairs]
+        losses = [own.task.losses(own.forward(x).float(), y, own.target) for x, y in pairs]
         found.append(torch.cat(losses).mean().double().cpu())
     return torch.stack(found)
 

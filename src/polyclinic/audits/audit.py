@@ -20,6 +20,7 @@ from polyclinic.audits.attack_generators import load_generator, model_of_codes
 from polyclinic.audits.canaries import audit_epsilon
 from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.hidden import hidden_images
+from polyclinic.audits.hidden_volumes import hidden_patches
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
 from polyclinic.audits.patients import audit_patients
@@ -181,8 +182,10 @@ def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: "Clock"
     except OutOfTime as error:
         why, again = f"carrying its operation out again was cut off: {error}", {}
     with contextlib.suppress(OutOfTime), clock.limit():
-        searched = not audited.is_released_model and not seen.tools.assembly.study.data.volumes
-        found = hidden_images(seen, truth, why, again) if searched else []
+        if seen.tools.assembly.study.data.volumes:
+            found = [] if audited.is_released_model else hidden_patches(seen, truth)
+        elif not audited.is_released_model:
+            found = hidden_images(seen, truth, why, again)
     gaps = [NotTried("recomputation", why, EVERY_QUESTION)] if why else []
     return [*(CheckedFinding(one, (), 0.0) for one in found), *gaps], why
 
