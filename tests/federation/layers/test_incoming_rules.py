@@ -246,9 +246,11 @@ def test_a_rehearsal_is_plain_training_in_a_copy_of_the_network():
 
 
 GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
+FLOW = {"name": "flow", "steps": 2, "batch_size": 4, "width": 8, "levels": 2, "blocks": 1, "sample_steps": 2}
 SETTINGS = {
     **{name: ({"generator": GAN, "tuning": {"on": False}}, {"buffer": 8}) for name in ("feder", "feder-a", "feder-b")},
     "felicia": ({"generator": GAN}, {"steps": 2, "learner_steps": 3, "schedule": "local", "exchange_every": 1}),
+    "fedsamples": ({"generator": FLOW}, {"looks": 1}),
     "cwt-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
     "fedavg-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
 }
