@@ -1,7 +1,7 @@
 """Single patients: planted outliers that `audit --patients` must name, and audits of patients whom no model saw.
 
 Three sets of real radiographs (in the folder that POLYCLINIC_DATA names; drawn ones without it), 28 px, 120 patients
-each, the small CNN. Twenty patients are outliers before a model is trained: mislabelled, rare (a negative), duplicated
+each, LeNet-5. Twenty patients are made outliers before any model is trained: mislabelled, rare (a negative), duplicated
 (four more copies) and extreme (noise), all with the wrong class. The null: 30 audits of other patients by the same
 models, with memberships drawn by lot. Settings are the product's: 64 reference runs, 1 % over all patients, limit 0.9.
 """
@@ -31,7 +31,7 @@ SETS = {"pneumoniamnist": 7, "tb_cxr_64": 7, "boneage_rsna_male_64": 6}
 STUDY: dict[str, Any] = {
     "data": {"source": "chest-phantom", "samples": 40, "size": 28},
     "sites": {"names": ["hospital"], "partition": "iid"},
-    "task": {"name": "classification"}, "model": {"backbone": "small-cnn"}, "method": {"name": "fedavg", "rounds": 1},
+    "task": {"name": "classification"}, "model": {"backbone": "lenet5"}, "method": {"name": "fedavg", "rounds": 1},
     "optimizer": {"name": "adam", "lr": 0.003, "batch_size": 30}, "evaluation": {"select": "last"},
     "engine": {"workers": 1, "durable": False},
 }  # fmt: skip
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=64)
     options = parser.parse_args()
     count, names = (8, list(SETS)[:1]) if options.quick else (options.references, list(SETS))
-    epochs = 2 if options.quick else 40
+    epochs = 2 if options.quick else 60
     study = parse_study({**STUDY, "method": {**STUDY["method"], "local_epochs": epochs}})
     begun, rows, first = time.perf_counter(), [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,8 @@ def main() -> None:
             references = References(base, {"hospital": pool}, inside)
             models = [one[""] for one in references.models(range(count))]
             own = _scores(references, models)
-            found = risks(own, inside["hospital"]).above(LIMIT)
+            of_each = risks(own, inside["hospital"])
+            found = of_each.above(LIMIT)
             other = ImageSet(images[PATIENTS:], labels[PATIENTS:])
             references.pools = {
                 "hospital": replace(pool, part=other, patients=np.arange(len(other)), members=len(other))
@@ -108,6 +109,7 @@ def main() -> None:
             ]
             rows.append({
                 "set": name, "planted": len(chosen), "named": int(sum(found[list(chosen)])),
+                "told_apart": int(sum(of_each.found[list(chosen)])),
                 "missed": sorted(kind for patient, kind in chosen.items() if not found[patient]),
                 "others_named": int(found.sum() - sum(found[list(chosen)])), "audits_of_others": AUDITS,
                 "audits_that_name_somebody": sum(one > 0 for one in alarms),
