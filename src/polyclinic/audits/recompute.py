@@ -134,7 +134,9 @@ def _as_deployed(host: SiteHost, site: str, release: Release, folder: Path) -> N
     asked = _Asked(host)
     asked.digest = str(release.note.get("asked", ""))
     host._arriving += [asked, Transcript(host)]
-    host._leaving.insert(0, CoarseScores(host))
+    coarse = CoarseScores(host)  # once, and by the site's own min_cohort, where a simulated one is by the usual one
+    coarse.spec = replace(host.spec, policy=host.spec.policy.model_copy(update={"deployed": True}))
+    host._leaving = [coarse, *(one for one in host._leaving if not isinstance(one, CoarseScores))]
 
 
 def carry_out_changed(assembly: Assembly, site: str, release: Release, change: Change) -> list[Parcel]:
