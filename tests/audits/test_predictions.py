@@ -45,6 +45,19 @@ def test_outputs_without_a_hospital_in_them_raise_no_alarm(tmp_path):
     assert words.count("withstood") >= 7
 
 
+def test_a_column_with_gaps_is_refused_and_words_are_said_to_be_left_out(tmp_path):
+    file = written(tmp_path, np.random.default_rng(0), 0.0)
+    said = audit_predictions(file, "site")["words"]
+    assert "not looked at: file, patient" in said
+    assert "Every row counts as a patient" in said
+    (tmp_path / "gaps.csv").write_text(
+        file.read_text().replace("0.png,0.", "0.png,", 1).replace("1.png,0.", "1.png,x", 1)
+    )
+    for name, words in (("gaps.csv", "row 3 has no number"), ("nowhere.csv", "no such file")):
+        with pytest.raises(BadInput, match=words):
+            audit_predictions(tmp_path / name, "site")
+
+
 def test_a_patients_images_are_no_evidence_of_a_hospital(tmp_path):
     """Ten images each of 24 patients whose outputs differ, and not their hospitals'."""
     file = written(tmp_path, np.random.default_rng(0), 0.0, count=240, patients=24)

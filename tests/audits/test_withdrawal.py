@@ -11,8 +11,12 @@ import torch
 import typer.testing
 from PIL import Image
 
+from polyclinic.audits.open_run import open_run
+from polyclinic.audits.patients import names_at_sites
+from polyclinic.audits.references import Pool
 from polyclinic.audits.withdrawal import CERTIFICATE, Withdrawal, check_certificate
 from polyclinic.cli.app import app
+from polyclinic.data.opt_out import names_in
 from polyclinic.data.own_images import own_data
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
@@ -102,8 +106,13 @@ def test_a_certificate_names_nobody_and_every_change_of_it_or_of_a_run_is_found(
         check_certificate(before, after, pictures / "leaving.txt")
 
 
-def test_who_knew_a_patient(study_of, tmp_path):
+def test_who_knew_a_patient_and_lists_call_patients_as_the_site_does(study_of, tmp_path):
     run(study_of("all"), tmp_path / "run")
+    assembly = open_run(tmp_path / "run")[0]
+    pools = {site: Pool.of(assembly.open_images()(site)) for site in ("x", "y")}
+    trained = {name for place, name in enumerate(f"p{number}" for number in range(20)) if place % 5 < 3}
+    called = names_at_sites(assembly, tmp_path / "run", pools)
+    assert {name for names in called.values() for name in names} == trained
     asked = typer.testing.CliRunner()
     said = asked.invoke(app, ["ledger", "who", "p1", str(tmp_path / "run")]).output
     assert said.startswith("run, y: images: 2 train; ")
@@ -118,6 +127,17 @@ def test_a_list_that_fits_nobody_is_refused_without_repeating_a_name(study_of, p
         with pytest.raises(BadInput, match=words) as refused:
             Withdrawal(tmp_path / "run", tmp_path / "list.txt")
         assert "secret" not in str(refused.value)
+    before = sorted(tmp_path.rglob("*"))
+    for out, words in ((pictures, "holds other files"), (tmp_path / "run" / "new", "lies within the run")):
+        with pytest.raises(BadInput, match=words):  # and no list is left behind
+            Withdrawal(tmp_path / "run", pictures / "leaving.txt").carry_out(out)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not list(pictures.parent.glob("*.opt-out.txt"))
+
+
+def test_a_list_of_windows_and_a_name_with_a_hash(tmp_path):
+    (tmp_path / "list.txt").write_bytes("\ufeffp1\r\n p#2 # asked in March\r\n\r\n# nobody\r\n".encode())
+    assert names_in(tmp_path / "list.txt") == ["p#2", "p1"]
 
 
 def test_a_deployed_site_honours_its_list_at_every_start(pictures, tmp_path):

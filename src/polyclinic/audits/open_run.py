@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data.own_images import find_kit, own_data, read_toml
+from polyclinic.data.own_images import find_kit, own_data, own_source, read_toml
+from polyclinic.data.partitions import Sites
+from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import PreparedSites, prepare
-from polyclinic.data.source import AtSites
+from polyclinic.data.source import AtSites, Source
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import LedgerBroken, verify
@@ -82,6 +84,14 @@ def assembly_at_site(study: Study, folder: Path, kit: Path, lines: LedgerLines) 
     own = folder / "sites" / site / "noise.key"  # a rehearsal's part of a simulated run has none
     policy = policy_in(kit / "local" / "policy.toml") if own.exists() else None
     return Assembly(study, parts, folder, policy, lambda _: data)
+
+
+def images_of(folder: Path, study: Study, sites: Sequence[str]) -> tuple[Source, Sites, Path | None]:
+    """Where a run's images come from, how they are spread, and their cache: a site's own, in its kit."""
+    kit = find_kit(folder)
+    if kit is None or not isinstance(study.data, AtSites):
+        return study.data, study.sites, None
+    return own_source(kit / "local" / "site.toml", study.data), Iid(partition="iid", names=tuple(sites)), kit / "cache"
 
 
 def policy_in(file: Path) -> Policy | None:

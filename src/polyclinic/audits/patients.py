@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +32,13 @@ from polyclinic.attacks.patients import (
     smallest_risk,
 )
 from polyclinic.audits.attack import Tools
-from polyclinic.audits.open_run import LedgerLines, read_ledgers
+from polyclinic.audits.open_run import LedgerLines, images_of, read_ledgers
 from polyclinic.audits.parcels import FROM_GENERATOR
 from polyclinic.audits.recompute import ELSEWHERE, is_ours, plugin_in
 from polyclinic.audits.references import AT_ONCE, Pool, References, halves
+from polyclinic.data.opt_out import names_of
+from polyclinic.data.parts import load, spread
+from polyclinic.data.source import AtSites
 from polyclinic.errors import WorkFailed
 from polyclinic.files import atomic_write, digest_of
 from polyclinic.json_types import JsonObject
@@ -77,7 +80,7 @@ def audit_patients(
         second = [_of_training(pools[s], known[s][0] if o is None else o, inside[s]) for s, o in strongest.items()]
         together = together.or_stronger(risks(*_joined(second)))
     smallest, start = smallest_risk(count, patients * (2 if other else 1)), 0
-    of_sites, groups = {}, {}
+    of_sites, groups, called = {}, {}, names_at_sites(assembly, folder, pools)
     for site, (means, members) in known.items():
         rows = slice(start, start + means.shape[1])
         own = Risks(together.area[rows], together.chance[rows], together.corrected[rows], count)
@@ -85,7 +88,10 @@ def audit_patients(
         of_sites[site], listed = _of_site(references, site, own, (means, members, scores[site]), folder)
         of_groups = [vars(one) for one in gaps(own.area, _groups(pools[site], assembly))]
         groups[site] = [{n: round(v, 3) if isinstance(v, float) else v for n, v in one.items()} for one in of_groups]
-        text = json.dumps({"references": count, "limit": limit, "patients": listed}, indent=1) + "\n"
+        listed = [row | {"patient": called[site][place]} for place, row in listed]
+        text = (
+            json.dumps({"references": count, "limit": limit, "patients": listed}, indent=1, ensure_ascii=False) + "\n"
+        )
         atomic_write(_own_file(folder, site, LIST), text, private=True)
     word, words = verdict(together, limit, smallest)
     others = [site for site in pools if site not in asked]
@@ -150,6 +156,20 @@ def why_another_model(references: References, folder: Path) -> str:
             if not torch.equal(tensor.cpu(), weights[name]):
                 return f"the released model is not what the study gives when it is carried out again: {ELSEWHERE}"
     return ""
+
+
+def names_at_sites(assembly: Assembly, folder: Path, pools: dict[str, Pool]) -> dict[str, Sequence[str]]:
+    """What each pool's training patients are called where they are, as `withdraw` and `ledger who` know them: the
+    number of an image where the data knows no patients. A rehearsal's images lie without names, and keep numbers."""
+    source, sites, cache = images_of(folder, assembly.study, list(pools))
+    if isinstance(source, AtSites):
+        return {site: pool.names for site, pool in pools.items()}
+    dataset = load(source, cache or assembly.prepared.folder.parents[1])
+    where, names, found = spread(dataset, source, sites), names_of(dataset), {}
+    for site, pool in pools.items():
+        first = np.unique(pool.patients, return_index=True)[1][: pool.members]
+        found[site] = names[where[site]["train"]][first].tolist()
+    return found
 
 
 def _only_site(folder: Path) -> tuple[str, ...]:
@@ -237,8 +257,8 @@ def _joined(known: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 
 def _of_site(
     references: References, site: str, own: Risks, kept: tuple[np.ndarray, np.ndarray, np.ndarray], folder: Path
-) -> tuple[JsonObject, list[JsonObject]]:
-    """What the report has of a site, and the list that stays there, those with the highest risk first."""
+) -> tuple[JsonObject, list[tuple[int, JsonObject]]]:
+    """What the report has of a site, and the rows of the list that stays there, by place, the highest risk first."""
     (means, members, scores), pool = kept, references.pools[site]
     named = own.above((references.assembly.study.audit or Audit()).patient_limit)
     figures = {"risk": own.area, "chance": own.chance, "corrected": own.corrected}
@@ -254,8 +274,11 @@ def _of_site(
             if pool.count > pool.members:
                 facts[f"auc_{name}"] = round(separation(found[: pool.members], found[pool.members :]).auc, 3)
     rows = [
-        {"patient": pool.names[place], "above_limit": bool(named[place])}
-        | {name: float(f"{values[place]:.4g}") for name, values in figures.items()}
+        (
+            int(place),
+            {"patient": "", "above_limit": bool(named[place])}
+            | {name: float(f"{values[place]:.4g}") for name, values in figures.items()},
+        )
         for place in np.argsort(-own.area, kind="stable")
     ]
     return facts, rows

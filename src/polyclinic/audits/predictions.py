@@ -23,12 +23,14 @@ STEPS = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 def audit_predictions(file: Path, column: str, patient: str | None = None) -> JsonObject:
     """Whether the numbers of a CSV file tell a column, and from which step of rounding on they no longer do."""
+    if not file.is_file():
+        raise BadInput(f"{file}: there is no such file; name a CSV file with a row for each image")
     table = read_table(file, column, *([patient] if patient else []))
     labels = table.column(column)
     numbers = {
         name: values
         for name in table.columns
-        if name not in (column, patient) and (values := _numbers(table.column(name))) is not None
+        if name not in (column, patient) and (values := _numbers(table.column(name), name)) is not None
     }
     if not numbers:
         raise BadInput(f"{file}: has no column of numbers beside '{column}'; name a table of predictions")
@@ -54,6 +56,9 @@ def audit_predictions(file: Path, column: str, patient: str | None = None) -> Js
     matrix = np.stack(list(numbers.values()), 1)
     found = _test(matrix, answers, places)
     report = {**facts, **found, "coarse": None}
+    words = [name for name in table.columns if name not in (column, patient, *numbers)]
+    report["words"] += f". Columns of words were not looked at: {', '.join(words)}" if words else ""
+    report["words"] += "" if patient else ". Every row counts as a patient: name their column with --patient"
     if found["verdict"] == LEAKS:
         for step in STEPS:
             rounded = np.round(matrix / step) * step
@@ -66,16 +71,24 @@ def audit_predictions(file: Path, column: str, patient: str | None = None) -> Js
             if at
             else "no rounding helps"
         )
-        report["words"] += f"; {cure}"
+        report["words"] += f". {cure.capitalize()}"
     return report
 
 
-def _numbers(column: np.ndarray) -> np.ndarray | None:
-    try:
-        found = column.astype(float)
-    except ValueError:
+def _numbers(column: np.ndarray, name: str) -> np.ndarray | None:
+    """The column's numbers; None of a column of words. BadInput where some rows have none: it might betray all."""
+    if not any(_finite(text) for text in column):
         return None
-    return found if np.isfinite(found).all() else None
+    if (row := next((row for row, text in enumerate(column, 2) if not _finite(text)), None)) is not None:
+        raise BadInput(f"column '{name}': row {row} has no number; give every row one, or take the column out")
+    return column.astype(float)
+
+
+def _finite(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
 
 
 def _test(matrix: np.ndarray, answers: np.ndarray, places: np.ndarray) -> JsonObject:

@@ -14,11 +14,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from polyclinic.audits.open_run import read_ledgers, read_study
+from polyclinic.audits.open_run import images_of, read_ledgers, read_study
 from polyclinic.data.opt_out import names_in, names_of
-from polyclinic.data.own_images import find_kit, own_source
+from polyclinic.data.own_images import find_kit
 from polyclinic.data.partitions import Sites
-from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import load, spread
 from polyclinic.data.source import AtSites, Source
 from polyclinic.errors import BadInput, WorkFailed
@@ -99,7 +98,11 @@ class Withdrawal:
         """The certificate, which is written into the new run's folder. An interrupted withdrawal goes on."""
         kept = out.with_name(f"{out.name}.opt-out.txt").absolute()
         check_place(out)
+        if self.folder.resolve() in out.resolve().parents:
+            raise BadInput(f"--out {out}: lies within the run, and so would the list; name a folder elsewhere")
         if not kept.exists():
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise BadInput(f"--out {out}: holds other files; name a new or empty folder")
             text = "\n".join([f"{SALT}{secrets.token_hex(16)}", *self.all_names, ""])
             atomic_write(kept, text, private=True)
         if names_in(kept) != self.all_names:
@@ -219,13 +222,8 @@ def runs_that_knew(folder: Path, patient: str) -> dict[str, dict[str, tuple[dict
     folders = sorted((folder / "runs").glob("*/")) if is_kit else [folder]
     found = {}
     for one in folders:
-        kit, lines = find_kit(one), read_ledgers(one)
-        study = read_study(one, kit)
-        source, sites, cache = study.data, study.sites, None
-        if kit is not None and isinstance(source, AtSites):
-            (site,) = lines or [""]
-            source, sites = own_source(kit / "local" / "site.toml", source), Iid(partition="iid", names=(site,))
-            cache = kit / "cache"
+        lines = read_ledgers(one)
+        source, sites, cache = images_of(one, read_study(one, find_kit(one)), list(lines) or [""])
         try:
             places = places_of(source, sites, [patient], cache)
         except BadInput:

@@ -4,6 +4,7 @@ The split and the spread over sites are drawn first, with everybody, and then th
 sides, and the run is one that never saw them.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -12,16 +13,17 @@ import numpy as np
 from polyclinic.data.dataset import Dataset
 from polyclinic.errors import BadInput
 
+REMARK = re.compile(r"(?:^|\s)#.*")  #: a # within a name belongs to it
 OPT_OUT = "opt-out.txt"  #: in the folder `local` of a kit: who opted out of every study
 
 
 def names_in(file: Path, flag: str = "data.opt_out") -> list[str]:
-    """Patients in a text file, a line each; what follows a # is a remark."""
+    """Patients in a text file, a line each; what follows a # at the beginning or after a space is a remark."""
     try:
-        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()  # Windows marks a file's begin
     except (OSError, UnicodeDecodeError):
         raise BadInput(f"{flag}: '{file}' cannot be read; write a patient in each line, as UTF-8") from None
-    return sorted({name for line in lines if (name := line.partition("#")[0].strip())})
+    return sorted({name for line in lines if (name := REMARK.sub("", line).strip())})
 
 
 def names_of(dataset: Dataset) -> np.ndarray:
