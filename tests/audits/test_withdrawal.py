@@ -101,6 +101,11 @@ def test_a_certificate_names_nobody_and_every_change_of_it_or_of_a_run_is_found(
     with pytest.raises(WorkFailed, match="model_sha256 is not what"):
         check_certificate(before, after)
     (after / "model.safetensors").write_bytes(model)
+    (tmp_path / "nobody.txt").write_text("# nobody\n")
+    with pytest.raises(BadInput, match="names nobody"):
+        check_certificate(before, after, tmp_path / "nobody.txt")
+    with pytest.raises(BadInput, match="all of them had left"):
+        Withdrawal(after, pictures / "leaving.txt")
     kept.write_text(kept.read_text().replace("p5\n", ""))
     with pytest.raises(WorkFailed, match="not the one that was certified"):
         check_certificate(before, after, pictures / "leaving.txt")

@@ -64,13 +64,15 @@ class Withdrawal:
         if isinstance(self.study.data, AtSites):
             raise BadInput(f"{folder}: its images are at its sites; each writes them into local/opt-out.txt of its kit")
         self.result, self.lines = read_result(folder), read_ledgers(folder)
-        self.names, before = names_in(patients, "--patients"), self.study.data.opt_out
+        listed, before = _listed(patients), self.study.data.opt_out
+        left = names_in(before) if before else []
+        self.names = [name for name in listed if name not in left]
         if not self.names:
-            raise BadInput(f"--patients: '{patients}' names nobody; write a patient in each line")
+            raise BadInput(f"--patients: all of them had left before {folder} began; there is nothing to withdraw")
         self.places = places_of(self.study.data, self.study.sites, self.names, cache)
         if not self.places:
             raise BadInput("--patients: none of them took part in this run; there is nothing to withdraw")
-        self.all_names = sorted({*self.names, *(names_in(before) if before else [])})
+        self.all_names = sorted({*self.names, *left})
         self.first = min((line["round"] for site in self.places for line in self._told(site)), default=1)
 
     def _told(self, site: str) -> list[dict[str, Any]]:
@@ -190,7 +192,7 @@ def check_certificate(before: Path, after: Path, patients: Path | None = None) -
         kept = read_study(after, None).data.opt_out
         if kept is None or commitment(kept) != content["commitment"]:
             raise WorkFailed(f"{file}: the list of this run is not the one that was certified")
-        if missing := set(names_in(patients, "--patients")) - set(names_in(kept)):
+        if missing := set(_listed(patients)) - set(names_in(kept)):
             raise WorkFailed(f"{file}: {_counted(len(missing), 'patient')} of the list did not leave by it")
         said.append("everybody in the list was left out")
     return said
@@ -200,6 +202,12 @@ def commitment(kept: Path) -> str:
     """A digest of the list and its salt: whoever has both can show who left, and nobody else can guess."""
     salt = kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix(SALT)
     return hashlib.sha256("\n".join([salt, *names_in(kept)]).encode()).hexdigest()
+
+
+def _listed(patients: Path) -> list[str]:
+    if not (names := names_in(patients, "--patients")):
+        raise BadInput(f"--patients: '{patients}' names nobody; write a patient in each line")
+    return names
 
 
 def _without_list(study: Study) -> JsonObject:
