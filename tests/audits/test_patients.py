@@ -199,6 +199,15 @@ def test_the_command_tests_patients_after_parcels(tiny, undisturbed, tmp_path, h
     study = tiny("fedavg", SMALL, rounds=1)
     shutil.copytree(undisturbed(study).folder, tmp_path / "run")
     hurry(patient_references=4)
-    report = audit(tmp_path / "run", patients=True, kinds=["weights"])
+    seen = []
+
+    def look(what, *numbers):
+        if "reference" in what:
+            seen.append(json.loads((tmp_path / "run" / "audit.json").read_text())["complete"])
+
+    report = audit(tmp_path / "run", patients=True, kinds=["weights"], progress=look)
+    assert report["complete"]
+    assert not any(seen)  # an audit that is stopped there is not whole
+    assert seen
     assert report["patients"]["verdict"] == "not tested"
     assert json.loads((tmp_path / "run" / "audit.json").read_text())["patients"] == report["patients"]

@@ -88,7 +88,7 @@ def audit(
                 progress(audited.name, done, len(wanted))
             report["parcels"].append(audit_parcel(tools, audited, folder, clock))
             report["verdicts"] = verdicts(report["parcels"], lines)
-            report["complete"] = done + 1 == len(wanted)
+            report["complete"] = done + 1 == len(wanted) and not (coordinator or epsilon or patients)
             _write_report(folder, report)
         if coordinator:
             report["coordinator"] = rehearse(tools, wanted[0].site)
@@ -100,9 +100,11 @@ def audit(
             report["patients"] = audit_patients(tools, folder, sites, progress)
             report["verdicts"] = verdicts(report["parcels"], lines, report["patients"])
             _write_report(folder, report)
+        if not report["complete"]:
+            _write_report(folder, report | {"complete": True})
         if progress:
             progress("done", len(wanted), len(wanted))
-        return report
+        return report | {"complete": True}
 
 
 def build_tools(assembly: Assembly, budget: str, features: str, device: str, trajectory: Sequence[int] = ()) -> Tools:

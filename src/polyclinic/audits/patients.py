@@ -88,10 +88,8 @@ def audit_patients(
         of_sites[site], listed = _of_site(references, site, own, (means, members, scores[site]), folder)
         of_groups = [vars(one) for one in gaps(own.area, _groups(pools[site], assembly))]
         groups[site] = [{n: round(v, 3) if isinstance(v, float) else v for n, v in one.items()} for one in of_groups]
-        listed = [row | {"patient": called[site][place]} for place, row in listed]
-        text = (
-            json.dumps({"references": count, "limit": limit, "patients": listed}, indent=1, ensure_ascii=False) + "\n"
-        )
+        named = [row | {"patient": called[site][place]} for place, row in listed]
+        text = json.dumps({"references": count, "limit": limit, "patients": named}, indent=1, ensure_ascii=False) + "\n"
         atomic_write(_own_file(folder, site, LIST), text, private=True)
     word, words = verdict(together, limit, smallest)
     others = [site for site in pools if site not in asked]

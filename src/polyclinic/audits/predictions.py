@@ -56,8 +56,8 @@ def audit_predictions(file: Path, column: str, patient: str | None = None) -> Js
     matrix = np.stack(list(numbers.values()), 1)
     found = _test(matrix, answers, places)
     report = {**facts, **found, "coarse": None}
-    words = [name for name in table.columns if name not in (column, patient, *numbers)]
-    report["words"] += f". Columns of words were not looked at: {', '.join(words)}" if words else ""
+    texts = [name for name in table.columns if name not in (column, patient, *numbers)]
+    report["words"] += f". Columns of words were not looked at: {', '.join(texts)}" if texts else ""
     report["words"] += "" if patient else ". Every row counts as a patient: name their column with --patient"
     if found["verdict"] == LEAKS:
         for step in STEPS:
