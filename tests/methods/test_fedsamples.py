@@ -102,7 +102,7 @@ def test_a_coordinator_refuses_what_are_no_samples():
             "labels": torch.tensor([0, 1, 1, 0]) if labels is None else labels,
         }
         reply = Reply("north", (Parcel("synthetic-images", tensors, {"audit": audit}),))
-        site_samples.check(federation, reply, (1, 8, 8))
+        site_samples.check(federation, reply, (1, 8, 8), site_samples.most_samples(Target(classes=("a", "b")), 3))
 
     check()
     for wrong in (
@@ -110,6 +110,9 @@ def test_a_coordinator_refuses_what_are_no_samples():
         {"images": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)},
         {"labels": torch.tensor([0, 1, 2, 0])},
         {"labels": torch.tensor([0.0, float("nan"), 1.0, 0.0])},
+        {"labels": torch.tensor([0.0, 0.5, 1.0, 0.0])},
+        {"labels": torch.tensor([0j, 1, 1, 0])},
+        {"images": torch.zeros(5, 1, 8, 8, dtype=torch.uint8), "labels": torch.zeros(5, dtype=torch.int64)},
         {"audit": "all is well"},
     ):
         with pytest.raises(ParcelRejected):

@@ -94,8 +94,13 @@ def test_labels_of_an_image_are_a_set(values, several, sets):
 def test_what_is_no_set_of_labels_is_refused():
     with pytest.raises(BadInput, match="row 1: 'cyst' must be 0 or 1"):
         sets_of(np.array([[1, 0], [1, 2]]), ("mass", "cyst"), "row {}".format)
-    with pytest.raises(BadInput, match="gives 0 labels"):
+    with pytest.raises(BadInput, match="no image has a label"):
         sets_of(np.array(["none"]), "|", str)
+    with pytest.raises(BadInput, match="no image has the label 'cyst'"):
+        sets_of(np.array([[1, 0], [0, 0]]), ("mass", "cyst"), str)
+    for more, words in (({"rename": {"mass": "tumour"}}, "would name sets"), ({"several": ("a", "a")}, "column twice")):
+        with pytest.raises(ValueError, match=words):
+            Csv(**{"path": "t.csv", "several": "|", **more})
     with pytest.raises(BadInput, match=r"the label 'a\|b' contains '\|'"):
         sets_of(np.array(["a|b;c"]), ";", str)
 

@@ -123,8 +123,14 @@ def sets_of(values: np.ndarray, several: str | tuple[str, ...], place: Callable[
                 raise BadInput(f"{place(i)}: '{name}' must be 0 or 1 (data.several); correct it or remove the image")
         found = [{name for name, is_there in zip(several, row, strict=True) if is_there} for row in cells]
     names = sorted(set().union(*found))
-    if not 1 <= len(names) <= MOST_LABELS:
-        raise BadInput(f"data.several: gives {len(names)} labels, and 1 to {MOST_LABELS} can be learnt")
+    if not names:
+        raise BadInput(
+            "data.several: no image has a label, and nothing can be learnt; name other columns or another sign"
+        )
+    if len(names) > MOST_LABELS:
+        raise BadInput(f"data.several: gives {len(names)} labels, and at most {MOST_LABELS} can be learnt")
+    if nobody := set(several) - set(names) if isinstance(several, tuple) else set():
+        raise BadInput(f"data.several: no image has the label '{min(nobody)}', which cannot be learnt; leave it out")
     if bad := next((name for name in names if SEVERAL in name), ""):
         raise BadInput(f"data.several: the label '{bad}' contains '{SEVERAL}'; write data.several = '{SEVERAL}'")
     return np.array([SEVERAL.join(sorted(one)) or NO_LABEL for one in found])

@@ -344,6 +344,10 @@ class LabelledSource(FileSource):
             raise ValueError("merge, rename and per_class are for classes; drop them or label_range")
         if self.several and self.label_range is not None:
             raise ValueError("several is for labels, and label_range for values; drop one of them")
+        if self.several and (self.merge or self.rename):
+            raise ValueError("merge and rename would name sets of labels, such as 'cyst|mass'; drop them or several")
+        if isinstance(self.several, tuple) and len(set(self.several)) < len(self.several):
+            raise ValueError("several names a column twice; name each once")
         return self
 
     def more_columns(self, values: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
@@ -363,7 +367,7 @@ class LabelledSource(FileSource):
             if none:  # or the text that NaN becomes in a table
                 raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], self.cure))
             if self.several:
-                return classes_of(sets_of(values, self.several, place), None, self.merge, self.rename)
+                return classes_of(sets_of(values, self.several, place))
             labels, classes = classes_of(values, names, self.merge, self.rename)
             if found := several_labels(classes):
                 first = next(i for i, label in enumerate(labels) if classes[label] == found)

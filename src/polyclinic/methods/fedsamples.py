@@ -147,7 +147,8 @@ class FedSamples(Method):
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "give_samples":
-            site_samples.check(federation, reply, self._shape(federation) or federation.image_shape)
+            most = site_samples.most_samples(federation.trainer.target, self.samples)
+            site_samples.check(federation, reply, self._shape(federation) or federation.image_shape, most)
 
     # --- at a site --------------------------------------------------------------------------------
 

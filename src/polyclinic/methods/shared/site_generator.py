@@ -141,7 +141,7 @@ def fingerprint(site: Site) -> str:
             "images": images.hexdigest(),
             "draws": [site.seed, site.name, site.round, *(["own"] if site.own_draws else [])],
             "device": [trainer.device.type, trainer.precision, torch.__version__, torch.get_num_threads()],
-            "code": code_digest(Path(private_tuning.__file__).parent.glob("*.py")),
+            "code": code_digest(Path(private_tuning.__file__).parent.rglob("*.py")),
         }
     )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from polyclinic.federation.call import Reply
     from polyclinic.federation.federation import Federation
     from polyclinic.federation.site import Site
+    from polyclinic.tasks import Target
 
 #: groups of a site's state: the generator, its optimiser, the last state at which nothing was found; parts trained
 MODEL, MOMENTS, GOOD, LEG = "samples generator", "samples moments", "samples kept", "samples leg"
@@ -231,6 +232,11 @@ def _draw_sheet(site: Site, buffer: dict[str, Tensor]) -> None:
 # --- at the coordinator -------------------------------------------------------------------------------
 
 
+def most_samples(target: Target, count: int | None) -> int:
+    """Samples that a coordinator takes of a site: so many, and half a one for each class or cell, which are rounded."""
+    return MOST_SAMPLES if count is None else count + (len(target.classes) or CELLS) // 2
+
+
 def train_at_sites(federation: Federation, operation: str, looks: int) -> None:
     """Have all sites train their generators, in as many parts as their audits look, of which each is kept."""
     generator, privacy = federation.generator, federation.trainer.privacy
@@ -268,20 +274,23 @@ def _tell(federation: Federation, sent: Mapping[str, Tensor]) -> None:
     untested = [site for site, (_, verdict) in figures.items() if VERDICTS[verdict] == UNTESTED]
     if untested:
         federation.warn(
-            f"no audit of their own tested the samples of {', '.join(untested)}: it wants {self_audit.FEWEST} training "
-            "and as many validation images; raise data.validation"
+            f"no audit of their own tested the samples of {', '.join(untested)}: it wants looks (not 0), and "
+            f"{self_audit.FEWEST} training and as many validation images; raise looks or data.validation"
         )
 
 
-def check(federation: Federation, reply: Reply, shape: tuple[int, ...]) -> None:
-    """ParcelRejected unless the reply has samples uint8 of a shape [C, H, W], a label for each, and a verdict."""
+def check(federation: Federation, reply: Reply, shape: tuple[int, ...], most: int = MOST_SAMPLES) -> None:
+    """ParcelRejected unless the reply has samples uint8 of a shape [C, H, W], not too many, a label for each, and a
+    verdict."""
     parcel, target = reply.parcel("synthetic-images"), federation.trainer.target
     images, labels = (parcel.tensors.get(name, torch.empty(0)) for name in ("images", "labels"))
     wanted = {"images", "labels", *(["masks"] if federation.trainer.task.dense else [])}
     count = len(labels) if labels.dim() == 1 else 0
     if parcel.tensors.keys() != wanted or images.dtype != torch.uint8 or tuple(images.shape) != (count, *shape):
         raise ParcelRejected(f"synthetic-images: they are not samples of the shape {shape} with labels")
-    if not 0 < count <= MOST_SAMPLES or parcel.metadata.get("audit") not in VERDICTS:
+    if labels.dtype != (torch.int64 if target.classes else torch.float32):
+        raise ParcelRejected("synthetic-images: labels are not numbers of classes, or float32 values")
+    if not 0 < count <= most or parcel.metadata.get("audit") not in VERDICTS:
         raise ParcelRejected("synthetic-images: there are no samples, too many, or no verdict of an audit")
     low, high = (0, len(target.classes) - 1) if target.classes else (target.label_range or (0.0, 0.0))
     if not bool(((labels >= low) & (labels <= high)).all()):
