@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from polyclinic.attacks import canaries as attack
-from polyclinic.audits import canaries
 from polyclinic.audits.canaries import audit_epsilon
 from polyclinic.data.parts import prepare
 from polyclinic.models import Backbone
@@ -160,4 +159,5 @@ def test_other_private_parts_are_not_tested_with_the_reason(tiny, tmp_path):
     assembly = Assembly(study, prepare(study.data, study.sites), tmp_path)
     assert audit_epsilon(assembly, assembly.prepared.names[0]) is not None
     plain = tiny("fedavg")
-    assert canaries.audit_epsilon(Assembly(plain, prepare(plain.data, plain.sites), tmp_path), "site-1") is None
+    found = audit_epsilon(Assembly(plain, prepare(plain.data, plain.sites), tmp_path), "site-1")
+    assert found == {"alarm": None, "words": "not tested: the study has no differential privacy"}

@@ -14,7 +14,7 @@ from PIL import Image
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.patients import names_at_sites
 from polyclinic.audits.references import Pool
-from polyclinic.audits.withdrawal import CERTIFICATE, Withdrawal, check_certificate
+from polyclinic.audits.withdrawal import CERTIFICATE, Withdrawal, check_certificate, runs_that_knew
 from polyclinic.cli.app import app
 from polyclinic.data.opt_out import names_in
 from polyclinic.data.own_images import own_data
@@ -104,6 +104,8 @@ def test_a_certificate_names_nobody_and_every_change_of_it_or_of_a_run_is_found(
     (tmp_path / "nobody.txt").write_text("# nobody\n")
     with pytest.raises(BadInput, match="names nobody"):
         check_certificate(before, after, tmp_path / "nobody.txt")
+    assert list(runs_that_knew(before, "p3")) == ["run"]
+    assert not runs_that_knew(after, "p3")
     with pytest.raises(BadInput, match="all of them had left"):
         Withdrawal(after, pictures / "leaving.txt")
     kept.write_text(kept.read_text().replace("p5\n", ""))

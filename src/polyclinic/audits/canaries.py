@@ -75,11 +75,11 @@ class Seen:
     checks: tuple[Check, ...] = ()
 
 
-def audit_epsilon(assembly: Assembly, site: str, canaries: int = CANARIES) -> JsonObject | None:
-    """What audit.json says of epsilon; None where the study has no privacy."""
+def audit_epsilon(assembly: Assembly, site: str, canaries: int = CANARIES) -> JsonObject:
+    """What audit.json says of epsilon."""
     privacy, study = assembly.study.privacy, assembly.study
     if privacy is None:
-        return None
+        return {"alarm": None, "words": "not tested: the study has no differential privacy"}
     if "classifier" not in privacy.on:
         words = f"not tested: canaries are for the classifier, and {privacy.on[0]} is private here"
         return {"alarm": None, "words": words}

@@ -238,6 +238,7 @@ def runs_that_knew(folder: Path, patient: str) -> dict[str, dict[str, tuple[dict
             if not is_kit:
                 raise BadInput("PATIENT: there is nobody of this name in the data of this run") from None
             continue  # another dataset
-        if places:
+        left = not is_kit and source.opt_out is not None and patient in names_in(source.opt_out)
+        if places and not left:  # a kit's list may be younger than its runs
             found[one.name] = {site: (counts, lines.get(site, [])) for site, counts in places.items()}
     return found
