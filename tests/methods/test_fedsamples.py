@@ -48,6 +48,8 @@ def test_labels_follow_rounded_counts_and_are_nobodys():
     site = site_of([0] * 14 + [1] * 16 + [2] * 3, Target(classes=("a", "b", "c")))
     assert site_samples.cell_labels(site, None).bincount(minlength=3).tolist() == [10, 20, 0]
     assert site_samples.cell_labels(site, 60).bincount(minlength=3).tolist() == [20, 40, 0]
+    with pytest.raises(GateRefusedData, match="leaves no sample"):
+        site_samples.cell_labels(site_of([0] * 10 + [1] * 10, Target(classes=("a", "b"))), 1)
     few = site_of([0] * 4 + [2] * 3, Target(classes=("a", "b", "c")))
     assert few.data.train.labels.tolist().count(1) == 0
     assert site_samples.cell_labels(few, None).bincount(minlength=3).tolist() == [10, 0, 10]

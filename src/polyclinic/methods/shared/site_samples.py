@@ -187,6 +187,8 @@ def cell_labels(site: Site, count: int | None) -> Tensor:
         occurring = torch.bincount(cell, minlength=cells).clamp(max=1)
         counts = ROUND * (torch.ones_like(occurring) if is_private else occurring)
     wanted = counts if count is None else (counts * count / counts.sum()).round().long()
+    if not bool(wanted.any()):
+        raise GateRefusedData(f"method.samples = {count} leaves no sample for any class or range of values; raise it")
     chosen = torch.repeat_interleave(torch.arange(cells), wanted)
     if target.classes:
         return chosen
