@@ -88,15 +88,17 @@ class Coarse:
 def test_scores_are_as_coarse_as_the_smallest_cohort(least, told):
     scores = Parcel("metrics", {"test_auc": torch.tensor(0.5)})
     asked, training = (turn(task=Coarse(), target=None, splits=some) for some in (("test",), ("train", "validation")))
-    found = coarse_scores(Policy(min_cohort=least), asked, scores)
+    found = coarse_scores(Policy(deployed=True, min_cohort=least), asked, scores)
     assert float(found.tensors["test_auc"]) == told
-    fine = Policy(min_cohort=least, scores="fine")
+    simulated = coarse_scores(Policy(min_cohort=least), asked, scores)
+    assert float(simulated.tensors["test_auc"]) == 10  # the cohort that a deployed site's policy comes with
+    fine = Policy(deployed=True, min_cohort=least, scores="fine")
     assert coarse_scores(fine, asked, scores) is scores
     assert list(coarse_scores(fine, training, scores).tensors) == []
     empty = Parcel("metrics", {})
-    assert coarse_scores(Policy(min_cohort=least), asked, empty) is empty
+    assert coarse_scores(Policy(deployed=True, min_cohort=least), asked, empty) is empty
     other = Parcel("weights", W, {"loss": 1.0})
-    assert coarse_scores(Policy(min_cohort=least), training, other) is other
+    assert coarse_scores(Policy(deployed=True, min_cohort=least), training, other) is other
 
 
 def spec(max_epsilon=None, generator=None):
