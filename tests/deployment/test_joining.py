@@ -242,7 +242,7 @@ def test_what_is_the_sites_own_may_change(federation):
 def test_a_confirmation_that_was_cut_off_is_done_again(unconfirmed, monkeypatch):
     admission, kit = admission_of(unconfirmed), unconfirmed / "graz"
     with monkeypatch.context() as cut:
-        cut.setattr(joining, "pin", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        cut.setattr(joining.confirmation, "pin", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             confirm(to_confirm(kit, admission), admission.roster.words)
     with pytest.raises(BadInput, match="nobody at this site has confirmed"):

@@ -103,7 +103,7 @@ TRAINER = plain_trainer()
 def make_host(tmp_path):
     def make(resident=8, kinds=tuple(KINDS)):
         expected = {"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)}
-        given = {"trainer": TRAINER, "policy": Policy(kinds=kinds), "expected": expected}
+        given = {"trainer": TRAINER, "policy": Policy(kinds=kinds, scores="fine"), "expected": expected}
         host = SiteHost(host_spec(tmp_path, Clerk(), **given))
         host.sites.RESIDENT = resident
         return host

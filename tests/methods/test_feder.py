@@ -275,7 +275,7 @@ def test_what_cannot_work_is_said_before_anything_runs(name, method, changes, me
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"model": {"backbones": {"site-1": "lenet5"}}}, "model.backbones: 'fedavg' needs the same network at every"),
+    ({"model": {"backbones": {"site-1": "lenet5"}}}, "model.backbones: 'fedavg' needs one network at all sites"),
     ({"tuning": {"alpha": 1}}, "tuning: 'fedavg' trains no generator"),
 ])  # fmt: skip
 def test_what_is_feders_is_not_fedavgs(changes, message):

@@ -190,6 +190,7 @@ def replayed(monkeypatch):
         trainer=SimpleNamespace(target=target, device="cpu"),
         rng=torch_rng,
         replay_settings=None,
+        study=SimpleNamespace(method=None),
     )
     monkeypatch.setattr(replay_space, "CodedModel", Coded)
     monkeypatch.setattr(replay_space, "coloured", lambda values, size, side: (size, side))

@@ -134,8 +134,9 @@ def test_secure_sums_name_their_sum_share_noise_and_refuse_large_numbers(tiny_ru
     for file in sorted((folder / "ledger").glob("*.jsonl")):
         lines = verify(file)
         assert "weights" not in {line["kind"] for line in lines}
-        [masked] = [line for line in lines if line["kind"] == "masked"]
+        masked, *scores = [line for line in lines if line["kind"] == "masked"]
         assert (masked["operation"], masked["to"], masked["sum"]["sites"]) == ("train", "coordinator", 3)
+        assert {line["operation"] for line in scores} == {"add_final_scores"}
         sums.add(masked["sum"]["id"])
     assert len(sums) == 1
     by_kind = json.loads((folder / "result.json").read_text())["communication"]["by_kind"]

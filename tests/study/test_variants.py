@@ -119,6 +119,7 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "generator.prior_lr": ([*REPLAY, "generator.prior_epochs=0"], ["0.1"]),
     "replay.probe": ([*REPLAY, "replay.ratio=0"], ["false"]),
     "replay.samples": (REPLAY, ["9"]),
+    "replay.looks": (REPLAY, ["3"]),
     "tuning.alpha": (["method.name=feder", "tuning.on=false"], ["2"]),
     "tuning.growth": (["method.name=feder", "tuning.alpha=0"], ["3"]),
     "defence.keep": (["defence.name=prune"], ["0.2"]),

@@ -97,8 +97,8 @@ def _method_obstacle(study: Study) -> str | None:
     """Why the method cannot do volumes, with the cure."""
     method = study.method
     can = "choose fedavg or a method built on it, fedreplay, splitnn, cwt, centralized or standalone"
-    by_name = issubclass(METHODS[method.name], GenerativeReplay) or method.name == "felicia"
-    if by_name or method.needs_generator():
+    replays = method.name in METHODS and issubclass(METHODS[method.name], GenerativeReplay)  # a question is none
+    if replays or method.name == "felicia" or method.needs_generator():
         return f"method.name: '{method.name}' trains a generator of images, and there is none of volumes; {can}"
     others = method.traits.needs_encoder or method.name == "fedavg-share"  # which gives images of one shape away
     if others or study.task.like not in method.traits.tasks:

@@ -355,7 +355,7 @@ def test_a_finished_run_with_a_damaged_history_is_not_called_finished(tiny, tmp_
         run(None, folder, resume=True)
 
 
-HEAVY = ("matplotlib", "nibabel", "pydicom", "opacus", "monai", "ray", "nvflare", "scipy")
+HEAVY = ("matplotlib", "nibabel", "pydicom", "opacus", "monai", "ray", "nvflare", "scipy.stats", "scipy.optimize")
 PROGRAM = f"""
 import sys
 import polyclinic.runner.run.worker
