@@ -151,8 +151,8 @@ def test_secure_sums_name_their_sum_share_noise_and_refuse_large_numbers(tiny_ru
     method = {"name": "private-head", "rounds": 1, "noise": "shared", "numbers": 8, "phantoms": 10}
     folder = tiny_run(method, federation={"sum": "secure"}).folder
     for file in sorted((folder / "ledger").glob("*.jsonl")):
-        [masked] = [line for line in verify(file) if line["kind"] == "masked"]
-        assert masked["operation"] == "give_share_of_sum"
+        masked, scores = [line for line in verify(file) if line["kind"] == "masked"]
+        assert (masked["operation"], scores["operation"]) == ("give_share_of_sum", "add_final_scores")
         assert any("fewer than 3 honest sites" in limit for limit in masked["privacy"]["does_not_cover"])
 
 
