@@ -176,4 +176,4 @@ def test_methods_with_replay_take_samples_and_no_generator_leaves(tiny_run):
     lines = [line for path in (result.folder / "ledger").iterdir() for line in verify(path)]
     assert {line["kind"] for line in lines} == {"synthetic-images", "metrics", "weights"}
     assert {one["audit"] for one in result["samples"].values()} == {"not tested"}
-    assert any("raise data.validation" in one for one in result["warnings"])
+    assert any("data.validation" in one for one in result["warnings"])
