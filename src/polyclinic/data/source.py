@@ -30,10 +30,8 @@ from polyclinic.settings import Settings
 
 TASKS = ("classification", "regression", "segmentation")
 #: settings that say which image goes where and how its site's camera changes it
-SPREAD = (
-    *("validation", "test", "fold", "tuning_fold", "test_per_class", "test_total_per_class", "acquisition"),
-    "opt_out",
-)
+SPREAD: tuple[str, ...] = ("validation", "test", "fold", "tuning_fold", "test_per_class", "test_total_per_class")
+SPREAD += ("acquisition", "opt_out")
 
 
 class Source(Settings):
@@ -66,8 +64,7 @@ class Source(Settings):
     )
     opt_out: Path | None = Field(
         None,
-        description="a file of patients who take no part, a line each (of images by number, where the data knows no "
-        "patients); they are taken out after the split is drawn, and the file is read at every start",
+        description="a file of patients (or numbers of images), a line each, to leave out after the split is drawn",
     )
     seed: int = Field(0, ge=0, description="seed of the split and of the partition, apart from the study's seed")
 
